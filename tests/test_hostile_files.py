@@ -122,7 +122,7 @@ def test_words_of_a_report_that_nothing_says(tmp_path: Path, run: Runner) -> Non
     assert text.count('"about": "loss"') == text.count('"asks": []') == 1
     for was, nonsense in (('"about": "loss"', '"about": "nonsense"'), ('"asks": []', '"asks": 7')):
         plan.write_text(text.replace(was, nonsense), encoding="utf-8")
-        run("show", plan, "-o", "-", "--format", "txt").assert_one_message("the file is damaged", code=2)
+        run("show", plan, "-o", "-", "--format", "txt").assert_one_message("The file is damaged", code=2)
 
 
 VIEW = "DROP TABLE rows; CREATE VIEW rows AS WITH RECURSIVE c(key) AS (VALUES(1) UNION ALL SELECT key + 1 FROM c) "

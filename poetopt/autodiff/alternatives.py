@@ -11,19 +11,21 @@ from poetopt.graph import Tensor, TrainingGraph
 from poetopt.ops.runtimes.onnxruntime import runtime
 
 FLOPS_PER_NS = 150.0
-"""Of a well shaped Gemm, on the machine that the estimates were fitted on."""
+"""Speed of a well-shaped Gemm on the machine to which the estimates were fitted."""
 
 
 @dataclass(frozen=True)
 class Costed:
-    """A construction.
+    """A construction of a gradient.
 
+    Attributes
+    ----------
     time_ns
         Estimate; only ratios between candidates matter.
     workspace_bytes
-        Temporaries and kernel memory at their highest, to a few per cent.
+        Peak of temporaries and kernel memory, to a few per cent.
     build
-        Emits it.
+        Function that emits the construction.
     """
 
     name: str
@@ -33,80 +35,86 @@ class Costed:
 
 
 def steps_ns(steps: int) -> float:
-    """Nanoseconds that `steps` repetitions cost by their number alone; many make the graph itself unwieldy."""
-    # of a few small nodes: their launch, and what they move
+    """Return the overhead of `steps` repetitions in ns, which grows faster than their number: large graphs are slow."""
+    # a repetition is a few small nodes, which cost their launch and their transfers
     return 9e3 * steps * (1 + steps / 32)
 
 
 def chosen(graph: GraphBuilder, candidates: Iterable[Costed], operand_bytes: int) -> Costed:
-    """Gives what `choose` picks in the room that the graph's floor leaves beside the operands, which are so many bytes.
+    """Return the candidate that `choose` picks for the RAM that the graph's floor leaves beside `operand_bytes`.
 
-    The choice is noted in the graph: its floor may become another once all of them are known.
+    The choice is recorded in the graph, as its floor may change once all choices are known.
     """
-    found = Choice(operand_bytes, tuple(candidates))
-    graph.choices.append(found)
-    return found.at(graph.floor_bytes)
+    choice = Choice(operand_bytes, tuple(candidates))
+    graph.choices.append(choice)
+    return choice.at(graph.floor_bytes)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The constructions that there are of one gradient, beside so many bytes of operands."""
+    """The constructions of one gradient, and the bytes of its operands."""
 
     operand_bytes: int
     candidates: tuple[Costed, ...]
 
     def at(self, floor_bytes: int) -> Costed:
-        """Gives what is picked where the graph needs so many bytes anyway."""
+        """Return the candidate that `choose` picks where the graph needs `floor_bytes` anyway."""
         return choose(self.candidates, floor_bytes - self.operand_bytes)
 
 
 def choose(candidates: Iterable[Costed], room_bytes: int) -> Costed:
-    """The fastest candidate whose workspace fits `room_bytes`, at equal times the leaner one; else the leanest.
+    """Return the fastest candidate whose workspace fits, at equal times the smaller one; else the smallest.
 
+    Parameters
+    ----------
     room_bytes
-        What the graph's floor (`GraphBuilder.floor_bytes`) leaves beside the operands: below it,
-        leanness does not lower the RAM that the whole graph needs, though it leaves more for others.
+        RAM that the graph's floor (`GraphBuilder.floor_bytes`) leaves beside the operands. A workspace below it does
+        not lower the RAM that the whole graph needs, though it leaves more for other tensors.
     """
-    found = list(candidates)
-    fitting = [c for c in found if c.workspace_bytes <= room_bytes]
+    listed = list(candidates)
+    fitting = [c for c in listed if c.workspace_bytes <= room_bytes]
     if not fitting:
-        return min(found, key=lambda c: (c.workspace_bytes, c.time_ns))
+        return min(listed, key=lambda c: (c.workspace_bytes, c.time_ns))
     return min(fitting, key=lambda c: c.time_ns * (1 + 0.3 * c.workspace_bytes / max(room_bytes, 1)))
 
 
 CHOSEN = ("Conv.grad_input", "Conv.grad_weight", "ConvTranspose.grad_input", "ConvTranspose.grad_weight")
-"""Kinds of operators that there are several constructions of, which differ in what they need."""
+"""Kinds of operators that have several constructions with different workspaces."""
 SLOWER = 1.01
-"""Constructions may take so many times the time, by their estimates, where that lowers what all of them need.
+"""Factor by which the constructions' estimated time may grow in order to lower the floor.
 
-Measured on vgg16-cifar, whose floor of 4.1 MB instead of 5.8 would take a fifth more.
+Measured on vgg16-cifar: a floor of 4.1 MB instead of 5.8 MB would take a fifth more time.
 """
 
 
 def floor_bytes(step: TrainingGraph, choices: Sequence[Choice] = (), *, over: bool = True) -> int | None:
-    """The largest working set, in bytes, among all operators but those that could be made otherwise.
+    """Return the largest working set, in bytes, among all operators without alternatives (`CHOSEN`).
 
-    None where there is none of the latter.
+    The result is None where no operator has alternatives.
 
+    Parameters
+    ----------
     choices
-        What those could be.
+        The constructions of the operators with alternatives.
     over
-        Whether operators may write over what they read. The floor is lower then; where the choices that keep it are
-        slower, it is as low as `SLOWER` lets it be.
+        Whether operators may overwrite their inputs. The floor is then lower: as low as choices reach it without
+        exceeding the factor `SLOWER`.
     """
     if not any(operator.kind in CHOSEN for operator in step.operators):
         return None
-    others = (operator for operator in step.operators if not operator.view and operator.kind not in CHOSEN)
-    plain = max((working_set_bytes(operator, step, runtime) for operator in others), default=None)
-    if plain is None or not over:
-        return plain
-    return _lowest(choices, takings(step, runtime, CHOSEN).floor_bytes, plain)
+    fixed = (operator for operator in step.operators if not operator.view and operator.kind not in CHOSEN)
+    fixed_floor = max((working_set_bytes(operator, step, runtime) for operator in fixed), default=None)
+    if fixed_floor is None or not over:
+        return fixed_floor
+    return _lowest_floor(choices, takings(step, runtime, CHOSEN).floor_bytes, fixed_floor)
 
 
-def _lowest(choices: Sequence[Choice], least: int, most: int) -> int:
-    """The lowest floor from `least` to `most` that is not much slower than `most`."""
-    needs = (choice.operand_bytes + one.workspace_bytes for choice in choices for one in choice.candidates)
-    floors = sorted({least, most, *(need for need in needs if least < need < most)})
+def _lowest_floor(choices: Sequence[Choice], least: int, most: int) -> int:
+    """Return the lowest floor from `least` to `most` whose choices take at most `SLOWER` times as long as at `most`."""
+    demands = (
+        choice.operand_bytes + candidate.workspace_bytes for choice in choices for candidate in choice.candidates
+    )
+    floors = sorted({least, most, *(demand for demand in demands if least < demand < most)})
     allowed = SLOWER * _time_ns(choices, most)
     low, high = 0, len(floors) - 1
     while low < high:

@@ -1,6 +1,6 @@
 """Emission: operators are written node by node, and every tensor gets its exact shape and type at once.
 
-`GraphBuilder` owns the growing graph. `OperatorBuilder` writes one operator, in the words of `Vocabulary`.
+`GraphBuilder` owns the growing graph. `OperatorBuilder` writes one operator, by the methods of `Vocabulary`.
 All nodes are valid from `OLDEST_OPSET` to the newest.
 """
 
@@ -21,19 +21,22 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 OLDEST_OPSET = 16
-"""Emitted nodes need it: ScatterElements can add since then."""
+"""The oldest opset of emitted nodes: since then ScatterElements can add."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Says how the gradient of what maxima were taken of comes from theirs.
+    """The gradient of a pool's input, described by the gradient of the maxima.
 
+    Attributes
+    ----------
     maxima, gradient
         The maxima, and their gradient.
     kind
-        Of the operator that puts it there.
+        Kind of the operator that scatters the gradient.
     put
-        Puts a tensor like them where the maxima were found, and adds up what meets there; 0 elsewhere.
+        Scatters a tensor of that shape to the positions of the maxima, adds up where several meet, and writes 0
+        elsewhere.
     """
 
     maxima: Tensor
@@ -47,32 +50,34 @@ class GraphBuilder:
 
     Constants are shared by content: two rules that need the same shape vector read one tensor.
 
+    Attributes
+    ----------
     floor_bytes
-        What the step needs whatever a rule with several constructions does: those below it are free to be fast. By
-        default four tensors of the largest size.
+        RAM that the step needs whichever construction a rule chooses. A construction below it may be as fast as it
+        can. The default is four tensors of the largest size.
     needed
-        Storages that backward operators read whatever the rules with a choice choose, known from a first pass, and
-        what has been chosen since. Whether any rule asked is in `asked`.
+        Storages that backward operators read whatever the rules choose, known from a first pass, and those that
+        were chosen since. `asked` is set once any rule queries it.
     roots
-        Whose bytes a forward view shares.
+        The tensor whose bytes a forward view shares.
     adders
-        For gradients that are mostly zeros, by name: how to add one to another tensor without its zeros.
+        For gradients that are mostly zeros, by name: a function that adds one to another tensor without its zeros.
     spreads
-        For gradients whose elements are those of a smaller one, put where a maximum was found: by name.
+        Gradients that are a smaller gradient scattered to the positions of maxima, by name.
     maxima
-        Whether rules may make use of them.
+        Whether rules may use `spreads`.
     over
-        Whether gradients may be written over what they are computed of: rules leave operands as they lie then.
+        Whether gradients may overwrite the operands that they are computed from; rules then keep operands' layouts.
     label_rule
-        How a cross-entropy that is attached takes labels.
+        The label rule of an attached cross-entropy.
     choices
         The choices between constructions that rules have made.
     infinite
         Gradients, by name, whose elements may be infinite: they passed an operator whose derivative has a pole.
     flowing
-        Whether one of those flows back into the rule at work.
+        Whether one of those flows back into the current rule.
     distinct
-        Numbers that no two nodes have in common, for those that must not look alike.
+        Distinct numbers, for nodes that optimizers must not merge.
     """
 
     def __init__(
@@ -106,29 +111,29 @@ class GraphBuilder:
         self.distinct = itertools.count()
 
     def unique(self, wanted: str) -> str:
-        """`wanted`, or `wanted.2`, `wanted.3`, ... where it is taken."""
+        """Return `wanted`, or the first of `wanted.2`, `wanted.3`, ... that no tensor has."""
         name, number = wanted, self._numbers.get(wanted, 1)
         while name in self._names:
             number += 1
             name = f"{wanted}.{number}"
         self._names.add(name)
         if number > 1:
-            self._numbers[wanted] = number  # all before it are taken
+            self._numbers[wanted] = number  # smaller numbers are used
         return name
 
     def tensor(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> Tensor:
-        """A new tensor; `name` must come from `unique`."""
-        self.tensors[name] = made = Tensor(name, tuple(map(int, shape)), dtype, role)
-        return made
+        """Add a tensor, whose `name` must come from `unique`."""
+        self.tensors[name] = tensor = Tensor(name, tuple(map(int, shape)), dtype, role)
+        return tensor
 
     def valued(self, name: str, value: Array, role: Role) -> Tensor:
-        """A new tensor that has a value before the first step."""
+        """Add a tensor that has a value before the first step."""
         value.flags.writeable = False
         self.values[name] = value
         return self.tensor(name, value.shape, value.dtype.name, role)
 
     def constant(self, value: Array) -> Tensor:
-        """A constant of the graph with this value."""
+        """Return the constant with this value, which is added if it is new."""
         array = np.array(value, order="C")
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
@@ -138,51 +143,51 @@ class GraphBuilder:
         return self._constants[key]
 
     def ints(self, values: Iterable[int]) -> Tensor:
-        """An int64 vector."""
+        """Return the constant int64 vector of these values."""
         vector = tuple(values)
         if vector not in self._vectors:
             self._vectors[vector] = self.constant(np.array(vector, np.int64))
         return self._vectors[vector]
 
     def scalar(self, value: float, dtype: str) -> Tensor:
-        """A constant of rank 0."""
+        """Return the constant of rank 0 with this value."""
         return self.constant(np.array(value, dtype))
 
     def is_constant(self, tensor: Tensor, value: float) -> bool:
-        """Says whether `tensor` is a constant of this builder's making, all of whose elements equal `value`."""
+        """Return whether `tensor` is a constant that this builder added, all of whose elements equal `value`."""
         array = self.made(tensor)
         return array is not None and array.size <= 4096 and bool(np.all(np.asarray(array) == value))
 
     def made(self, tensor: Tensor) -> Array | None:
-        """The value of a constant that this builder made; None for all that a user may replace."""
+        """Return the value of a constant that this builder added; None for others, which a user may replace."""
         return self.values[tensor.name] if tensor.name in self._made else None
 
     def operator(
         self, name: str, kind: str, *, view: bool = False, recomputable: bool = True, backward: bool = True,
         role: Role = Role.GRADIENT,
     ) -> OperatorBuilder:  # fmt: skip
-        """Start a new operator; what it writes gets `role` until the graph is finished."""
+        """Start an operator, whose outputs have `role` until the graph is finished."""
         draft = OperatorBuilder(self, self.unique(name), kind, view, recomputable, backward, role)
         self.drafts.append(draft)
         return draft
 
     def kept(self, tensor: Tensor) -> bool:
-        """Says whether `tensor` is there in the backward pass anyway: resident, or read by some operator of it."""
+        """Return whether the backward pass keeps `tensor` anyway: it is resident, or a backward operator reads it."""
         self.asked = True
         return tensor.resident or self.roots.get(tensor.name, tensor.name) in self.needed
 
     def required(self) -> frozenset[str]:
-        """Storages that the backward operators without a choice read."""
+        """Return the storages that backward operators without a choice read."""
         drafts = (draft for draft in self.drafts if draft.backward and not draft.chooses)
         names = {name for draft in drafts for node in draft.nodes for name in node.inputs}
         return frozenset(self.roots.get(name, name) for name in names)
 
     def writer(self, tensor: Tensor) -> OperatorBuilder | None:
-        """The operator under construction that writes `tensor`, if one does."""
+        """Return the operator under construction that writes `tensor`, or None."""
         return self._writers.get(tensor.name)
 
     def wrote(self, tensor: Tensor, draft: OperatorBuilder) -> None:
-        """Note that `draft` writes `tensor`."""
+        """Record that `draft` writes `tensor`."""
         self._writers[tensor.name] = draft
 
 
@@ -205,9 +210,9 @@ class OperatorBuilder(Vocabulary):
         self.whole: list[Whole] = []
 
     def out(self, shape: Sequence[int], dtype: str, name: str | None = None, role: Role | None = None) -> Tensor:
-        """A new tensor for a node of this operator to write."""
-        chosen = self.graph.unique(name if name is not None else f"{self.name}/{len(self.nodes)}")
-        tensor = self.graph.tensor(chosen, shape, dtype, self.role if role is None else role)
+        """Add a tensor for a node of this operator to write."""
+        unique_name = self.graph.unique(name if name is not None else f"{self.name}/{len(self.nodes)}")
+        tensor = self.graph.tensor(unique_name, shape, dtype, self.role if role is None else role)
         self.graph.wrote(tensor, self)
         return tensor
 
@@ -222,7 +227,7 @@ class OperatorBuilder(Vocabulary):
     def node(
         self, op_type: str, inputs: Sequence[Tensor | None], shape: Sequence[int], dtype: str, **attributes: object
     ) -> Tensor:
-        """Append one node with one output of the given shape and type."""
+        """Append a node with one output of this shape and type."""
         output = self.out(shape, dtype)
         self.write(op_type, inputs, [output], **attributes)
         return output
@@ -230,9 +235,9 @@ class OperatorBuilder(Vocabulary):
     def amounts_to(
         self, op_type: str, inputs: Sequence[Tensor | None], outputs: Sequence[Tensor | None], **attributes: object
     ) -> None:
-        """Say that the nodes since the last such word are together one op of `OWN_DOMAIN`.
+        """Declare that the nodes since the last declaration are together one fused op of `OWN_DOMAIN`.
 
-        Inputs must be among what those nodes read, outputs all that anybody else reads of what they write.
+        Inputs must be tensors that those nodes read; outputs, all tensors of theirs that other nodes read.
         """
         first = self.whole[-1].first + self.whole[-1].count if self.whole else 0
         read = tuple(["" if t is None else t.name for t in inputs])
@@ -242,7 +247,7 @@ class OperatorBuilder(Vocabulary):
 
 
 def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, str]) -> Operator:
-    """The operator that `draft` describes, with tensors renamed."""
+    """Return the operator that `draft` describes, with tensors renamed."""
     written = {name for node in draft.nodes for name in node.outputs if name}
     read = dict.fromkeys(name for node in draft.nodes for name in node.inputs if name and name not in written)
     nodes = tuple(
@@ -271,6 +276,6 @@ def finish(draft: OperatorBuilder, outputs: Sequence[str], rename: Mapping[str, 
 
 
 def _renamed(node: Node, name: str, rename: Mapping[str, str]) -> Node:
-    """`node` under another name, with its tensors renamed."""
+    """Return `node` under another name, with its tensors renamed."""
     inputs, outputs = (tuple([rename.get(n, n) for n in names]) for names in (node.inputs, node.outputs))
     return replace(node, inputs=inputs, outputs=outputs, name=name)

@@ -1,10 +1,10 @@
-"""Forward operators made fit for training: nothing that runs twice may change the result.
+"""Rewrites of forward operators for training, so that a recomputed operator never changes the result.
 
-- BatchNormalization in training mode computes the batch statistics as tensors of their own (momentum
-  0), and the running statistics are updated beside, from their old values; so a recompute changes nothing.
-- Dropout draws its mask in an operator of its own, once; the product with the mask can be recomputed.
-- MaxPool also writes where its maxima are, as 32-bit indices, where backward will ask; LayerNormalization its mean
-  and inverse deviation.
+- BatchNormalization in training mode writes the batch statistics as separate tensors (momentum 0). Separate nodes
+  update the running statistics from their old values, so that a recompute changes nothing.
+- Dropout draws its mask once, in a separate operator; the product with the mask can be recomputed.
+- MaxPool also writes the positions of its maxima, as 32-bit indices, for the backward pass. LayerNormalization also
+  writes its mean and inverse deviation.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ from poetopt.util.notes import About, Note, listed
 
 
 def one_value_note(graph: Graph, parameters: Collection[str]) -> list[str]:
-    """Gives the notes on such layers: one line, or nothing.
+    """Return a note on layers of BatchNormalization that train on one value a channel, if there are any.
 
+    Parameters
+    ----------
     graph
-        The forward graph, its nodes as the file has them.
+        The forward graph, with the nodes of the file.
     parameters
-        Those that get a gradient.
+        Parameters that get a gradient.
     """
-    layers = [operator for operator in graph.operators if _one_value(graph, operator)]
+    layers = [operator for operator in graph.operators if _has_one_value(graph, operator)]
     if not layers:
         return []
-    alone = {operator.name for operator in layers}
-    wanted = set(graph.outputs)
+    single_valued = {operator.name for operator in layers}
+    reached = set(graph.outputs)
     for operator in reversed(graph.operators):
-        if wanted.intersection(operator.outputs):
-            wanted.update(operator.nodes[0].inputs[2:3] if operator.name in alone else operator.inputs)
-    zero = sum(name not in wanted for name in parameters)
+        if reached.intersection(operator.outputs):
+            reached.update(operator.nodes[0].inputs[2:3] if operator.name in single_valued else operator.inputs)
+    zero = sum(name not in reached for name in parameters)
     text = (
         f"BatchNormalization trains on one value a channel ({listed([operator.name for operator in layers], 3)}), "
         f"which torch refuses: at least {zero} of {len(parameters)} gradients are exactly 0; give a larger --batch"
@@ -46,7 +48,7 @@ def one_value_note(graph: Graph, parameters: Collection[str]) -> list[str]:
     return [Note(text, About.GRADIENTS)]
 
 
-def _one_value(graph: Graph, operator: Operator) -> bool:
+def _has_one_value(graph: Graph, operator: Operator) -> bool:
     node = operator.nodes[0]
     if node.op_type != "BatchNormalization" or not node.attributes.get("training_mode", 0):
         return False
@@ -58,7 +60,7 @@ Rewrite = Callable[[Operator, GraphBuilder, dict[str, str]], Iterator[Operator]]
 
 
 def prepare(graph: Graph, builder: GraphBuilder) -> tuple[tuple[Operator, ...], Mapping[str, str]]:
-    """The forward operators, rewritten, and the updated name of each running statistic."""
+    """Return the rewritten forward operators, and the tensor that has each running statistic after the step."""
     live = downstream(graph.tensors, graph.operators, graph.trained)
     states: dict[str, str] = {}
     operators: list[Operator] = []
@@ -84,10 +86,10 @@ def _rewrite(operator: Operator, live: bool, builder: GraphBuilder) -> Rewrite |
 
 
 def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
-    """Y, mean and variance of the batch, and the statistics after the step.
+    """Yield the operator of y, the batch's mean and variance, and the statistics after the step.
 
-    The node gets vectors of its own for the old statistics, whose values a momentum of 0 makes irrelevant:
-    onnxruntime writes the new ones over the buffers of the old, and those are still to be read.
+    onnxruntime overwrites the buffers of the old statistics, which are still to be read. The node therefore reads
+    substitute vectors, whose values don't matter at a momentum of 0.
     """
     node = operator.nodes[0]
     mean, variance = (builder.tensors[node.inputs[k]] for k in (3, 4))
@@ -96,17 +98,17 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
         raise ModelError(f"node {operator.name!r}: momentum {momentum!r} is not a number")
     k = builder.operator(operator.name, operator.kind, backward=False, role=Role.ACTIVATION)
     y = builder.tensors[node.outputs[0]]
-    batch = [k.out(t.shape, t.dtype, f"{y.name}.{what}") for t, what in ((mean, "mean"), (variance, "variance"))]
+    batch = [k.out(t.shape, t.dtype, f"{y.name}.{suffix}") for t, suffix in ((mean, "mean"), (variance, "variance"))]
     attributes = {**node.attributes, "momentum": 0.0}
     x = builder.tensors[node.inputs[0]]
-    read = (*node.inputs[:3], *(t.name for t in _overwritten(k, x, mean)))
+    read = (*node.inputs[:3], *(t.name for t in _overwritable_vectors(k, x, mean)))
     k.nodes.append(Node("BatchNormalization", read, (y.name, *(t.name for t in batch)), attributes))
     updated: list[str] = []
     for old, new, output in zip((mean, variance), batch, (*node.outputs[1:], "", "")[:2], strict=True):
         name = output or builder.unique(f"{old.name}.new")
-        kept, fresh = k.mul(old, float(momentum)), k.mul(new, 1.0 - float(momentum))
+        old_share, new_share = k.mul(old, float(momentum)), k.mul(new, 1.0 - float(momentum))
         target = builder.tensor(name, old.shape, old.dtype, Role.STATE)
-        k.write("Add", [kept, fresh], [target])
+        k.write("Add", [old_share, new_share], [target])
         states[old.name] = name
         updated.append(name)
     k.amounts_to(
@@ -118,15 +120,15 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
     yield replace(finish(k, (y.name, *(t.name for t in batch), *updated), {}), name=operator.name)
 
 
-def _overwritten(k: OperatorBuilder, x: Tensor, like: Tensor) -> list[Tensor]:
-    """Two vectors like `like` that a kernel may overwrite, whatever an optimizer has done to the graph.
+def _overwritable_vectors(k: OperatorBuilder, x: Tensor, like: Tensor) -> list[Tensor]:
+    """Return the names of two vectors like `like` that a kernel may overwrite in spite of graph optimizers.
 
-    Both have a value of their own in this graph, since optimizers merge nodes that are alike, and a kernel that always
-    writes over its input then destroys what another has written there. Their length is computed from the number of x's
-    elements, since what is constant would be folded: one vector for all runs, with what the last has left in it.
+    Optimizers merge equal nodes, and a kernel that overwrites its input would then destroy another kernel's result;
+    both vectors therefore have distinct values. Optimizers also fold constants into one vector for all runs, which
+    keeps the values of the last run; the vectors' length is therefore computed from the number of x's elements.
     """
-    share = k.graph.ints([max(x.size // max(like.size, 1), 1)])
-    length = k.node("Div", [k.node("Size", [x], (), "int64"), share], (1,), "int64")
+    divisor = k.graph.ints([max(x.size // max(like.size, 1), 1)])
+    length = k.node("Div", [k.node("Size", [x], (), "int64"), divisor], (1,), "int64")
     values = (np.full(1, next(k.graph.distinct), like.dtype) for _ in range(2))
     return [k.node("ConstantOfShape", [length], like.shape, like.dtype, value=value) for value in values]
 
@@ -141,12 +143,12 @@ def _ratio(node: Node, builder: GraphBuilder) -> float:
         return 0.5
     value = builder.values.get(node.inputs[1])
     if value is None:
-        raise ModelError(f"node {node.name!r} (Dropout): the ratio must be a constant; simplify the model")
+        raise ModelError(f"node {node.name!r} (Dropout): its ratio must be a constant; simplify the model")
     return float(np.asarray(value, np.float64).reshape(-1)[0])
 
 
 def _dropout(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
-    """The mask, drawn once from a fixed seed, and the product with it."""
+    """Yield the operator that draws the mask from a fixed seed, and the one that multiplies with it."""
     node = operator.nodes[0]
     x, y = builder.tensors[node.inputs[0]], builder.tensors[node.outputs[0]]
     ratio = _ratio(node, builder)
@@ -172,7 +174,7 @@ def _dropout(operator: Operator, builder: GraphBuilder, states: dict[str, str]) 
 
 
 def _max_pool(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
-    """MaxPool with the flat index of each maximum in x."""
+    """Yield MaxPool with the flat index of each maximum in x."""
     node = operator.nodes[0]
     x, y = builder.tensors[node.inputs[0]], builder.tensors[node.outputs[0]]
     k = builder.operator(operator.name, "MaxPool", backward=False, role=Role.ACTIVATION)
@@ -187,16 +189,18 @@ def _max_pool(operator: Operator, builder: GraphBuilder, states: dict[str, str])
 
 
 def _layer_normalization(operator: Operator, builder: GraphBuilder, states: dict[str, str]) -> Iterator[Operator]:
-    """The same node with all three outputs."""
+    """Yield LayerNormalization with all three outputs."""
     node = operator.nodes[0]
     x, y = builder.tensors[node.inputs[0]], node.outputs[0]
     axis = node.attributes.get("axis", -1)
-    kept = (int(axis) if isinstance(axis, int) else -1) % len(x.shape)
-    shape = (*x.shape[:kept], *(1 for _ in x.shape[kept:]))
-    given = (*node.outputs[1:], "", "")
-    names = [given[k] or builder.unique(f"{y}.{what}") for k, what in enumerate(("mean", "inverse_deviation"))]
+    first_axis = (int(axis) if isinstance(axis, int) else -1) % len(x.shape)
+    shape = (*x.shape[:first_axis], *(1 for _ in x.shape[first_axis:]))
+    file_outputs = (*node.outputs[1:], "", "")
+    names = [
+        file_outputs[k] or builder.unique(f"{y}.{suffix}") for k, suffix in enumerate(("mean", "inverse_deviation"))
+    ]
     for name in names:
         if name not in builder.tensors:
-            builder.tensor(name, shape, "float32", Role.ACTIVATION)  # whatever x is: stash_type 1
+            builder.tensor(name, shape, "float32", Role.ACTIVATION)  # float32 for any type of x: stash_type is 1
     outputs = (y, *names)
     yield replace(operator, nodes=(replace(node, outputs=outputs),), outputs=outputs)

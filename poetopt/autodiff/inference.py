@@ -1,4 +1,4 @@
-"""A step's forward pass as it is in inference: BatchNormalization by its running statistics, Dropout passes on."""
+"""A step's forward pass in inference: BatchNormalization uses its running statistics, Dropout is the identity."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from poetopt.util.text import closest
 
 
 def forward_operators(graph: TrainingGraph) -> list[Operator]:
-    """The forward operators of a step, the loss included, and those that predictions alone need."""
+    """Return a step's forward operators, including the loss and the operators that only predictions need."""
     return [*(operator for operator in graph.operators if not operator.backward), *graph.aside]
 
 
 def forward_nodes(graph: TrainingGraph) -> list[Node]:
-    """Their nodes."""
+    """Return the nodes of a step's forward operators (`forward_operators`)."""
     return [node for operator in forward_operators(graph) for node in operator.nodes]
 
 
 def inference(graph: TrainingGraph) -> tuple[Node, ...]:
-    """The same, each as it is in inference."""
+    """Return the nodes of a step's forward operators in the form that they have in inference."""
     nodes = forward_nodes(graph)
     producers = {name: node for node in nodes for name in node.outputs}
     statistics = _statistics(graph, nodes, producers)
-    found: list[Node] = []
+    converted: list[Node] = []
     for node in nodes:
         if node.op_type == "BatchNormalization" and node.attributes.get("training_mode", 0) and not node.domain:
             running = tuple(statistics.get(name, "") for name in node.outputs[1:3])
@@ -38,33 +38,33 @@ def inference(graph: TrainingGraph) -> tuple[Node, ...]:
                 node = replace(
                     node, inputs=(*node.inputs[:3], *running), outputs=node.outputs[:1], attributes=attributes
                 )
-        elif node.op_type == "Mul" and _drops(node, producers):
+        elif node.op_type == "Mul" and _is_dropout(node, producers):
             inner = producers[node.inputs[0]]
             node = Node("Identity", (inner.inputs[0],), node.outputs, name=node.name)
-        found.append(node)
-    return tuple(found)
+        converted.append(node)
+    return tuple(converted)
 
 
 def _statistics(graph: TrainingGraph, nodes: list[Node], producers: Mapping[str, Node]) -> Mapping[str, str]:
-    """For the mean or variance of a batch, the running statistic that it is mixed into."""
-    changing = {*graph.carried}
-    found: dict[str, str] = {}
+    """Return the running statistic that each mean or variance of a batch is mixed into."""
+    carried = {*graph.carried}
+    mixed_into: dict[str, str] = {}
     for node in nodes:
         if node.op_type != "Add" or len(node.inputs) != 2:
             continue
-        kept, fresh = (producers.get(name) for name in node.inputs)
+        old_share, new_share = (producers.get(name) for name in node.inputs)
         if (
-            kept is not None
-            and fresh is not None
-            and kept.op_type == fresh.op_type == "Mul"
-            and kept.inputs[0] in changing
+            old_share is not None
+            and new_share is not None
+            and old_share.op_type == new_share.op_type == "Mul"
+            and old_share.inputs[0] in carried
         ):
-            found[fresh.inputs[0]] = kept.inputs[0]
-    return found
+            mixed_into[new_share.inputs[0]] = old_share.inputs[0]
+    return mixed_into
 
 
-def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
-    """Says whether it is the product with a Dropout's mask: (x factor) mask."""
+def _is_dropout(node: Node, producers: Mapping[str, Node]) -> bool:
+    """Return whether a node is the product with a Dropout's mask, (x factor) mask."""
     inner, mask = (producers.get(name) for name in node.inputs)
     while mask is not None and op_of(mask.op_type).numbers is Origin.MOVED:
         mask = producers.get(mask.inputs[0])
@@ -73,7 +73,7 @@ def _drops(node: Node, producers: Mapping[str, Node]) -> bool:
 
 
 def needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]:
-    """Those of `nodes` that tensors are computed by."""
+    """Return those of `nodes` that compute the tensors `wanted`."""
     names = set(wanted)
     kept: list[Node] = []
     for node in reversed(nodes):
@@ -84,33 +84,40 @@ def needed(nodes: tuple[Node, ...], wanted: tuple[str, ...]) -> tuple[Node, ...]
 
 
 def predicting(graph: TrainingGraph) -> TrainingGraph | None:
-    """The network of a step as it is used: from its inputs to the outputs of its file; None where the loss is all, or
-    there is none.
+    """Return the network of a step in inference, from its inputs to the outputs of its file.
 
-    An output that is an input or a stored tensor, or has the bytes of one, is none of its own: nothing computes it.
+    The result is None where no operator computes an output other than the loss. An output that is an input or a stored
+    tensor, or shares its bytes, is left out.
 
-    Its tensors and values are the step's. An operator that inference changes, or that writes what only the backward
-    pass reads, is one for each of its nodes; the others are the step's own.
+    Tensors and values are the step's. An operator that inference changes, or that writes tensors for the backward
+    pass alone, is replaced by an operator for each of its nodes; the others are the step's.
     """
     if graph.forward_only and graph.loss:
         return None
-    made = {name for node in forward_nodes(graph) for name in node.outputs}
-    outputs = [name for name in graph.outputs if name in made and graph.root(name) != graph.root(graph.loss)]
-    whole = _toward(graph, outputs)
-    computed = {name for operator in whole.operators if not operator.view for name in operator.outputs}
-    own = [name for name in outputs if whole.root(name) in computed]
-    if not own:
+    written = {name for node in forward_nodes(graph) for name in node.outputs}
+    outputs = [name for name in graph.outputs if name in written and graph.root(name) != graph.root(graph.loss)]
+    network = _network_to(graph, outputs)
+    computed = {name for operator in network.operators if not operator.view for name in operator.outputs}
+    computed_outputs = [name for name in outputs if network.root(name) in computed]
+    if not computed_outputs:
         return None
-    return whole if own == outputs else _toward(graph, own)
+    return network if computed_outputs == outputs else _network_to(graph, computed_outputs)
 
 
 def forward_only(graph: Graph, output: str | None = None) -> TrainingGraph:
-    """A network as it is used, without loss and backward operators, as a graph that is scheduled like a step.
+    """Return a network in inference, without loss and backward operators, as a graph that is scheduled like a step.
 
+    Parameters
+    ----------
     output
-        The one that is wanted; by default all.
+        The output to compute; by default all.
 
-    Raises OptionError for an unknown output, ModelError where no operator computes any.
+    Raises
+    ------
+    OptionError
+        The model has no such output.
+    ModelError
+        No operator computes an output.
     """
     if output is not None and output not in graph.outputs:
         raise OptionError(
@@ -119,10 +126,10 @@ def forward_only(graph: Graph, output: str | None = None) -> TrainingGraph:
     graph = replace(graph, trained=())
     builder = GraphBuilder(graph.tensors, graph.values, graph.opset, graph.storage)
     operators, states = prepare(graph, builder)
-    of_graph = {field.name: getattr(graph, field.name) for field in fields(Graph)}
-    given = of_graph | {"tensors": builder.tensors, "values": builder.values, "operators": operators}
-    given |= {"outputs": graph.outputs if output is None else (output,)}
-    network = predicting(TrainingGraph(**given, loss="", loss_kind=FORWARD_ONLY, gradients={}, states=states))
+    graph_fields = {field.name: getattr(graph, field.name) for field in fields(Graph)}
+    fields_of_step = graph_fields | {"tensors": builder.tensors, "values": builder.values, "operators": operators}
+    fields_of_step |= {"outputs": graph.outputs if output is None else (output,)}
+    network = predicting(TrainingGraph(**fields_of_step, loss="", loss_kind=FORWARD_ONLY, gradients={}, states=states))
     if network is None:
         raise ModelError(f"{graph.name}: no operator computes an output, so there is nothing to schedule")
     roots = {network.root(name) for name in network.outputs}
@@ -134,27 +141,27 @@ def forward_only(graph: Graph, output: str | None = None) -> TrainingGraph:
     }
     values = {name: value for name, value in network.values.items() if name in used}
     text = f"no loss: the network alone, for {listed(network.outputs)}"
-    if gone := [name for name in given["outputs"] if name not in network.outputs]:
-        text += f"; left out, as no operator computes it: {listed(gone)}"
+    if left_out := [name for name in fields_of_step["outputs"] if name not in network.outputs]:
+        text += f"; left out, as no operator computes it: {listed(left_out)}"
     note = Note(text, About.LOSS)
     return replace(
         network, tensors=tensors, values=values, loss=network.outputs[0], notes=(*graph.notes, note), parts=1
     )
 
 
-def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
-    """All that these outputs are computed by in inference."""
+def _network_to(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
+    """Return the graph that computes these outputs in inference."""
     wanted = set(outputs)
     kept: list[Operator] = []
     nodes = list(inference(graph))
     for operator in reversed(forward_operators(graph)):
-        own = tuple(nodes[len(nodes) - len(operator.nodes) :])
+        inference_nodes = tuple(nodes[len(nodes) - len(operator.nodes) :])
         del nodes[len(nodes) - len(operator.nodes) :]
-        alike = own == operator.nodes and wanted.issuperset(operator.outputs)
-        for one in (operator,) if alike else _apart(operator, own, wanted):
-            if wanted.intersection(one.outputs):
-                kept.append(one)
-                wanted.update(one.inputs)
+        unchanged = inference_nodes == operator.nodes and wanted.issuperset(operator.outputs)
+        for part in (operator,) if unchanged else _split_operator(operator, inference_nodes, wanted):
+            if wanted.intersection(part.outputs):
+                kept.append(part)
+                wanted.update(part.inputs)
     return replace(
         graph,
         operators=tuple(reversed(kept)),
@@ -175,17 +182,17 @@ def _toward(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
     )
 
 
-def _apart(operator: Operator, nodes: tuple[Node, ...], wanted: Collection[str]) -> Iterator[Operator]:
-    """An operator for each of `nodes` that is needed, the last one first, without optional outputs that aren't."""
+def _split_operator(operator: Operator, nodes: tuple[Node, ...], wanted: Collection[str]) -> Iterator[Operator]:
+    """Yield an operator for each needed one of `nodes`, the last one first, without unneeded optional outputs."""
     from onnx import defs
 
     nodes = needed(nodes, tuple(name for name in operator.outputs if name in wanted))
     read = {*wanted, *(name for node in nodes for name in node.inputs)}
     for k, node in reversed([*enumerate(nodes)]):
         if not node.domain:
-            said, outputs = defs.get_schema(node.op_type).outputs, node.outputs
+            formal, outputs = defs.get_schema(node.op_type).outputs, node.outputs
             optional = defs.OpSchema.FormalParameterOption.Optional
-            while outputs[-1] not in read and said[min(len(outputs), len(said)) - 1].option == optional:
+            while outputs[-1] not in read and formal[min(len(outputs), len(formal)) - 1].option == optional:
                 outputs = outputs[:-1]
             node = replace(node, outputs=outputs)
         yield Operator(

@@ -1,21 +1,21 @@
-"""A linear layer under cross-entropy as one operator, which never has all scores at once.
+"""A linear layer with cross-entropy as one operator, which computes the scores in chunks.
 
-The scores of a language model take more than all else of its step: a row of classes for each token, several times.
-Loss and gradient are computed in one pass over chunks of classes instead. Of each chunk there are the scores
-z = x W_k' + b_k, their maximum m, sum s of exp(z - m) and product u = exp(z - m) W_k; what is there already is
-multiplied by exp(m_before - m_after). Behind the last chunk
+The scores of a language model take more RAM than the rest of its step: several tensors with a row of classes for each
+token. This operator computes loss and gradient in one pass over chunks of classes instead. For chunk k it computes the
+scores z = x W_k' + b_k, their maximum m, the sum s of exp(z - m) and the product u = exp(z - m) W_k. It multiplies the
+sums of earlier chunks by exp(m_before - m_after). After the last chunk
 
     loss = mean(m + log s - z_label),    dx = (u / s - W_label) / rows
 
-The layer is multiplied as often as in two passes, read once, and chunk by chunk where it is on storage. Elements of
-four bits, of which no kernel takes rows, are bytes of two.
+It multiplies by W as often as two passes do, and reads W once, chunk by chunk where W is on storage. Kernels can't
+gather rows of four-bit elements, so that these are stored as bytes of two.
 
-Where the layer is trained, each row's l = m + log s is kept, and one more operator makes the scores again, by chunks of
-rows, or by classes where it streams W, dW or W's update:
+If the layer is trained, the operator writes each row's l = m + log s. A second operator recomputes the scores, in
+chunks of rows, or of classes where it streams W, dW or W's update:
 
     p = (exp(z - l) - [class = label]) / rows,    dW = p' x
 
-and so does another that makes db, the sum of p.
+A third operator computes db, the sum of p, likewise.
 
 Source: Milakov and Gimelshein, arXiv 1805.02867; Hsu et al., Liger Kernel, arXiv 2410.10989.
 """
@@ -39,31 +39,33 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 CLASSES = 2048
-"""Classes of a chunk."""
+"""Classes per chunk."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """A linear layer z = x W' + b under cross-entropy.
+    """A linear layer z = x W' + b with cross-entropy.
 
+    Attributes
+    ----------
     x
-        What it reads, under any shape whose last axis is W's.
+        Its input, in any shape whose last axis is W's.
     weight
-        W, [classes, features], or the integers that stand for it.
+        W, [classes, features], or its quantized integers.
     scores
-        What its product writes.
+        Name of its product.
     bias
         A number for each class, or None.
     trained
-        Whether W or b is.
+        Whether W or b is trained.
     scales
-        Scales and zero points that dequantize it.
+        Scales and zero points that dequantize W.
     sharing
-        Which of its elements have those in common.
+        The elements of W that share a scale.
     packed
-        Whether its elements are the halves of bytes, low bits first.
+        Whether the elements of W are halves of bytes, low bits first.
     gone
-        Constants that `weight` and `scales` stand for.
+        Constants that `weight` and `scales` replace.
     """
 
     x: Tensor
@@ -76,31 +78,32 @@ class Head:
     gone: tuple[str, ...] = ()
     packed: bool = False
 
-    def floats(self, k: OperatorBuilder, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """The part of W that `of` takes of each of its operands."""
-        weight, (axis, block) = of(self.weight), self.sharing
+    def floats(self, k: OperatorBuilder, select: Callable[[Tensor], Tensor]) -> Tensor:
+        """Write the dequantized part of W that `of` selects from W and its scales."""
+        integers, (axis, block) = select(self.weight), self.sharing
         if not self.scales:
-            return weight
+            return integers
         if self.packed:
             sixteen = k.graph.constant(np.array(16, np.uint8))
-            halves = [k.binary(op, weight, sixteen) for op in ("Mod", "Div")]
+            halves = [k.binary(op, integers, sixteen) for op in ("Mod", "Div")]
             halves = [k.reshape(half, (*half.shape, 1)) for half in halves]
-            weight = k.reshape(k.concat(halves, 2), (weight.shape[0], 2 * weight.shape[1]))
-        scales = [of(one) if axis == 0 or block else one for one in self.scales]
-        along = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
-        return k.node("DequantizeLinear", [weight, *scales], weight.shape, scales[0].dtype, **along)
+            integers = k.reshape(k.concat(halves, 2), (integers.shape[0], 2 * integers.shape[1]))
+        scales = [select(scale) if axis == 0 or block else scale for scale in self.scales]
+        attributes = {} if axis is None else {"axis": axis} | ({"block_size": block} if block else {})
+        return k.node("DequantizeLinear", [integers, *scales], integers.shape, scales[0].dtype, **attributes)
 
 
 def picked(k: OperatorBuilder, table: Tensor, labels: Tensor) -> Tensor:
-    """The rows of a table that labels name."""
+    """Write the rows of a table at the labels."""
     return k.node("Gather", [table, labels], (*labels.shape, *table.shape[1:]), table.dtype, axis=0)
 
 
 def head_of(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) -> Head | None:
-    """The layer that `scores` are of, where they take more than a chunk of them and of its weight.
+    """Return the linear layer that computes `scores` if one operator with the loss takes less RAM, else None.
 
-    Where it is trained they must take more than the weight, which has a gradient of its size: making them again is a
-    product more. Such a weight stays as it lies, so that its rows must be classes.
+    The scores must take more than a chunk of scores and weight. If the layer is trained they must also take more than
+    the weight, as its gradient needs another product and RAM of the weight's size; and the weight's rows must be
+    classes, as a trained weight is not transposed.
     """
     if axis != len(scores.shape) - 1 or scores.shape[axis] <= CLASSES or scores.dtype not in ("float32", "float64"):
         return None
@@ -113,30 +116,30 @@ def head_of(scores: Tensor, axis: int, builder: GraphBuilder, behind: Behind) ->
         node = behind.node(next(name for name in node.inputs if name != bias))
     if node is None or node.op_type not in ("Gemm", "MatMul") or node.domain or (bias and len(node.inputs) > 2):
         return None
-    given, turned = node.attributes, not node.attributes.get("transB", 0)
-    if given.get("alpha", 1.0) != 1.0 or given.get("beta", 1.0) != 1.0 or given.get("transA", 0):
+    attributes, is_transposed = node.attributes, not node.attributes.get("transB", 0)
+    if attributes.get("alpha", 1.0) != 1.0 or attributes.get("beta", 1.0) != 1.0 or attributes.get("transA", 0):
         return None
     bias = bias or "".join(node.inputs[2:])
-    x, vector = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
-    if vector is not None and (bias not in behind.values or vector.shape != scores.shape[-1:]):
+    x, bias_tensor = builder.tensors[node.inputs[0]], builder.tensors[bias] if bias else None
+    if bias_tensor is not None and (bias not in behind.values or bias_tensor.shape != scores.shape[-1:]):
         return None
     rows, classes, features = scores.size // scores.shape[-1], scores.shape[-1], x.shape[-1]
     if rows * classes <= CLASSES * (rows + features):
         return None
-    layer = _weight(x, node.inputs[1], turned, builder, behind)
-    if layer is None or layer.weight.shape[0] != classes:
+    without_bias = _weight(x, node.inputs[1], is_transposed, builder, behind)
+    if without_bias is None or without_bias.weight.shape[0] != classes:
         return None
-    trained = layer.trained or (vector is not None and vector.role is Role.PARAMETER)
+    trained = without_bias.trained or (bias_tensor is not None and bias_tensor.role is Role.PARAMETER)
     if trained and rows <= features:
         return None
-    return replace(layer, scores=node.outputs[0], bias=vector, trained=trained)
+    return replace(without_bias, scores=node.outputs[0], bias=bias_tensor, trained=trained)
 
 
-def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: Behind) -> Head | None:
-    """The layer without its bias; None where it is trained and turned, or where rows of W have scales in common."""
+def _weight(x: Tensor, name: str, is_transposed: bool, builder: GraphBuilder, behind: Behind) -> Head | None:
+    """Return the layer without its bias, or None where W is trained and transposed, or its rows share scales."""
     transpose = behind.node(name, "Transpose")
     if transpose is not None and len(builder.tensors[name].shape) == 2:
-        name, turned = transpose.inputs[0], not turned
+        name, is_transposed = transpose.inputs[0], not is_transposed
     node, operands = behind.node(name, "DequantizeLinear"), [name]
     if node is not None:
         operands = [name for name in node.inputs if name]
@@ -144,86 +147,93 @@ def _weight(x: Tensor, name: str, turned: bool, builder: GraphBuilder, behind: B
     if len(weight.shape) != 2 or any(name not in behind.values for name in operands):
         return None
     if any(behind.constant(name) is None for name in operands):
-        return None if scales or turned else Head(x, weight, trained=True)
+        return None if scales or is_transposed else Head(x, weight, trained=True)
     axis, block = (None, 0) if node is None else sharing(weight.shape, scales[0].shape, *settings(node))
-    axis = axis if axis is None or not turned else 1 - axis
+    axis = axis if axis is None or not is_transposed else 1 - axis
     packed = weight.dtype in PACKED
-    if (axis == 0 and block) or (packed and weight.shape[0 if turned else 1] % 2):
+    if (axis == 0 and block) or (packed and weight.shape[0 if is_transposed else 1] % 2):
         return None
-    values = [_elements(one, builder) for one in tensors]
+    values = [_unpacked(tensor, builder) for tensor in tensors]
     if packed and weight.dtype == "int4" and len(values) == 2:
         values.append(np.full(values[1].shape, 8, np.uint8))
-    values = [value.T if turned and value.ndim == 2 else value for value in values]
+    values = [value.T if is_transposed and value.ndim == 2 else value for value in values]
     if packed:
         values[0] = values[0][:, ::2] | values[0][:, 1::2] << 4
-    found = [_held(builder, value, f"{name}.rows") for value, name in zip(values, (*operands, name), strict=False)]
-    gone = tuple({*operands} - {one.name for one in found})
-    return Head(x, found[0], scales=tuple(found[1:]), sharing=Sharing(axis, block), gone=gone, packed=packed)
+    constants = [
+        _find_or_add_constant(builder, value, f"{name}.rows")
+        for value, name in zip(values, (*operands, name), strict=False)
+    ]
+    replaced = tuple({*operands} - {tensor.name for tensor in constants})
+    return Head(
+        x, constants[0], scales=tuple(constants[1:]), sharing=Sharing(axis, block), gone=replaced, packed=packed
+    )
 
 
-def _elements(tensor: Tensor, builder: GraphBuilder) -> Any:
-    """The value of a constant; of four bits from 0 to 15, one to a byte."""
+def _unpacked(tensor: Tensor, builder: GraphBuilder) -> Any:
+    """Return the value of a constant; elements of four bits as 0 to 15, one per byte."""
     value: Any = builder.values[tensor.name]
     if tensor.dtype not in PACKED:
         return value
-    found = halves(value)[: tensor.size].reshape(tensor.shape)
-    return (found + 8) % 16 if tensor.dtype == "int4" else found
+    nibbles = halves(value)[: tensor.size].reshape(tensor.shape)
+    return (nibbles + 8) % 16 if tensor.dtype == "int4" else nibbles
 
 
-def _held(builder: GraphBuilder, value: Array, name: str) -> Tensor:
-    """The constant of this value: one that is there already, as of a tied layer, or a new one."""
-    for other, known in builder.values.items():
+def _find_or_add_constant(builder: GraphBuilder, value: Array, name: str) -> Tensor:
+    """Return a constant of this value: one that the graph has (for example that of a tied layer), or a new one."""
+    for other, array in builder.values.items():
         tensor = builder.tensors[other]
-        like = tensor.shape == value.shape and known.dtype == value.dtype and tensor.role is Role.CONSTANT
-        if like and np.array_equal(known, value):
+        matches = tensor.shape == value.shape and array.dtype == value.dtype and tensor.role is Role.CONSTANT
+        if matches and np.array_equal(array, value):
             return tensor
     return builder.valued(builder.unique(name), np.ascontiguousarray(value), Role.CONSTANT)
 
 
 def write_loss(k: OperatorBuilder, layer: Head, x: Tensor, labels: Tensor, weight: Tensor | None) -> tuple[Tensor, ...]:
-    """The loss, its gradient by `x`, [rows, features], and each row's l, [rows, 1], where the layer is trained.
+    """Write the loss, its gradient by `x`, [rows, features], and if the layer is trained each row's l, [rows, 1].
 
+    Parameters
+    ----------
     labels
-        That are safe to index with, [rows].
+        Labels that are valid indices, [rows].
     weight
-        Of each row in the mean; None where all are one.
+        Weight of each row in the mean; None where all are one.
     """
     classes, count, column = layer.weight.shape[0], x.shape[0], (x.shape[0], 1)
     sums: tuple[Tensor, Tensor, Tensor] | None = None
     for begin in range(0, classes, CLASSES):
-        some = partial(k.slice, starts=[begin], ends=[min(begin + CLASSES, classes)], axes=[0])
-        part = layer.floats(k, some)
-        bias = None if layer.bias is None else some(layer.bias)
-        scores = k.gemm(x, part, bias, trans_b=True)
-        axes, said = ([], {"axes": [1]}) if k.graph.opset < 18 else ([k.graph.ints([1])], {})
-        greatest = k.node("ReduceMax", [scores, *axes], column, scores.dtype, keepdims=1, **said)
+        chunk = partial(k.slice, starts=[begin], ends=[min(begin + CLASSES, classes)], axes=[0])
+        chunk_weight = layer.floats(k, chunk)
+        bias = None if layer.bias is None else chunk(layer.bias)
+        scores = k.gemm(x, chunk_weight, bias, trans_b=True)
+        axes, attributes = ([], {"axes": [1]}) if k.graph.opset < 18 else ([k.graph.ints([1])], {})
+        new_maximum = k.node("ReduceMax", [scores, *axes], column, scores.dtype, keepdims=1, **attributes)
         if sums is None:
-            powers = k.unary("Exp", k.sub(scores, greatest))
-            sums = greatest, k.reduce_sum(powers, [1]), k.matmul(powers, part)
+            powers = k.unary("Exp", k.sub(scores, new_maximum))
+            sums = new_maximum, k.reduce_sum(powers, [1]), k.matmul(powers, chunk_weight)
             continue
-        most, total, product = sums
-        greatest = k.binary("Max", most, greatest)
-        powers, shrunk = k.unary("Exp", k.sub(scores, greatest)), k.unary("Exp", k.sub(most, greatest))
-        total = k.add(k.mul(total, shrunk), k.reduce_sum(powers, [1]))
-        sums = greatest, total, k.gemm(powers, part, k.mul(product, shrunk))
+        maximum, exp_sum, product = sums
+        new_maximum = k.binary("Max", maximum, new_maximum)
+        powers, decay = k.unary("Exp", k.sub(scores, new_maximum)), k.unary("Exp", k.sub(maximum, new_maximum))
+        exp_sum = k.add(k.mul(exp_sum, decay), k.reduce_sum(powers, [1]))
+        sums = new_maximum, exp_sum, k.gemm(powers, chunk_weight, k.mul(product, decay))
     assert sums is not None
-    most, total, product = sums
-    own = layer.floats(k, lambda one: picked(k, one, labels))
-    score = k.reduce_sum(k.mul(x, own), [1])
+    maximum, exp_sum, product = sums
+    label_rows = layer.floats(k, lambda one: picked(k, one, labels))
+    label_score = k.reduce_sum(k.mul(x, label_rows), [1])
     if layer.bias is not None:
-        score = k.add(score, k.reshape(picked(k, layer.bias, labels), column))
-    whole = k.out(column, x.dtype, "loss.log_sum")
-    k.write("Add", [most, k.unary("Log", total)], [whole])
-    share = _share(k, weight, count, x.dtype)
+        label_score = k.add(label_score, k.reshape(picked(k, layer.bias, labels), column))
+    log_sum = k.out(column, x.dtype, "loss.log_sum")
+    k.write("Add", [maximum, k.unary("Log", exp_sum)], [log_sum])
+    row_share = _row_share(k, weight, count, x.dtype)
     loss = k.out((), x.dtype, "loss", Role.LOSS)
-    k.write("ReduceSum", [k.mul(k.sub(whole, score), share), k.graph.ints([0, 1])], [loss], keepdims=0)
+    k.write("ReduceSum", [k.mul(k.sub(log_sum, label_score), row_share), k.graph.ints([0, 1])], [loss], keepdims=0)
     gradient = k.out(x.shape, x.dtype, "loss.grad_input")
-    k.write("Mul", [k.sub(k.div(product, total), own), share], [gradient])
-    return (loss, gradient, whole) if layer.trained else (loss, gradient)
+    k.write("Mul", [k.sub(k.div(product, exp_sum), label_rows), row_share], [gradient])
+    return (loss, gradient, log_sum) if layer.trained else (loss, gradient)
 
 
-def _share(k: OperatorBuilder, weight: Tensor | None, rows: int, dtype: str) -> Tensor:
-    """The share that each row has in the mean: a number, or [rows, 1]."""
+def _row_share(k: OperatorBuilder, weight: Tensor | None, rows: int, dtype: str) -> Tensor:
+    """Return the share of each row in the mean: a number, or [rows, 1]."""
     if weight is None:
         return k.graph.scalar(1.0 / rows, dtype)
     return k.div(k.reshape(weight, (rows, 1)), k.reduce_sum(weight, [0], keepdims=False))
@@ -233,43 +243,49 @@ def layer_gradient(
     k: OperatorBuilder, operands: Sequence[Tensor], bias: Tensor | None, weight: Tensor | None, dy: Tensor, *,
     of_bias: bool,
 ) -> Tensor:  # fmt: skip
-    """The gradient by W, or by b.
+    """Write the gradient by W, or by b.
 
+    Parameters
+    ----------
     operands
-        x, W, labels, and l of each row, as `write_loss` has it.
+        x, W, labels, and l of each row from `write_loss`.
     weight
-        See `write_loss`.
+        As in `write_loss`.
     """
-    x, w, labels, whole = operands
+    x, w, labels, log_sum = operands
     (rows, features), classes = x.shape, w.shape[0]
-    share = _share(k, weight, rows, x.dtype)
-    share = share if k.graph.is_constant(dy, 1.0) else k.binary("Mul", share, dy)  # as it is told to a kernel
-    own, numbers = k.cast(labels, "int32"), k.graph.constant(np.arange(classes, dtype=np.int32))
+    row_share = _row_share(k, weight, rows, x.dtype)
+    row_share = (
+        row_share if k.graph.is_constant(dy, 1.0) else k.binary("Mul", row_share, dy)
+    )  # a product, as the fused kernel expects
+    label_numbers, class_numbers = k.cast(labels, "int32"), k.graph.constant(np.arange(classes, dtype=np.int32))
     parts = max(1, min(-(-rows * classes // (CLASSES * (rows + features))), rows // 2))
     gradient: Tensor | None = None
     for begin, end in pairwise(rows * part // parts for part in range(parts + 1)):
-        some = partial(k.slice, starts=[begin], ends=[end], axes=[0])
-        given, column = some(x), (end - begin, 1)
-        powers = k.unary("Exp", k.sub(k.gemm(given, w, bias, trans_b=True), some(whole)))
-        hits = k.cast(k.compare("Equal", k.reshape(some(own), column), numbers), x.dtype)
-        each = k.mul(k.sub(powers, hits), some(share) if share.shape else share)
+        rows_of = partial(k.slice, starts=[begin], ends=[end], axes=[0])
+        chunk_x, column = rows_of(x), (end - begin, 1)
+        powers = k.unary("Exp", k.sub(k.gemm(chunk_x, w, bias, trans_b=True), rows_of(log_sum)))
+        is_label = k.cast(k.compare("Equal", k.reshape(rows_of(label_numbers), column), class_numbers), x.dtype)
+        row_gradients = k.mul(k.sub(powers, is_label), rows_of(row_share) if row_share.shape else row_share)
         if of_bias:
-            total = k.reduce_sum(each, [0], keepdims=False)
+            total = k.reduce_sum(row_gradients, [0], keepdims=False)
             gradient = total if gradient is None else k.add(gradient, total)
         else:
-            gradient = k.gemm(each, given, gradient, trans_a=True)
+            gradient = k.gemm(row_gradients, chunk_x, gradient, trans_a=True)
     assert gradient is not None
     return gradient
 
 
 def set_aside(layer: Head, x: Tensor, forward: Sequence[Operator], builder: GraphBuilder) -> list[Operator]:
-    """The operators that predictions alone need: the layer, as a Gemm of `x`, and those of `forward` behind it.
+    """Return the operators that only predictions need: the layer, as a Gemm of `x`, and its followers in `forward`.
 
+    Parameters
+    ----------
     x
-        What the layer reads, [rows, features].
+        Input of the layer, [rows, features].
     """
-    own = next(operator for operator in forward if layer.scores in operator.outputs)
-    made: list[Operator] = []
+    layer_operator = next(operator for operator in forward if layer.scores in operator.outputs)
+    operators: list[Operator] = []
 
     def begin(name: str, kind: str, *, view: bool = False) -> OperatorBuilder:
         draft = builder.operator(name, kind, view=view, backward=False, role=Role.ACTIVATION)
@@ -278,48 +294,52 @@ def set_aside(layer: Head, x: Tensor, forward: Sequence[Operator], builder: Grap
 
     weight = layer.weight
     if layer.scales:
-        draft = begin(f"{own.name}.weight", "DequantizeLinear" + ".packed" * layer.packed)
-        made.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
-    draft = begin(f"{own.name}.scores", "Gemm")
-    bias = layer.bias if len(own.nodes[0].inputs) > 2 else None  # else an Add behind it has it
-    scores, wrote = draft.gemm(x, weight, bias, trans_b=True), builder.tensors[layer.scores]
-    made.append(finish(draft, [scores.name], {}))
-    draft = begin(own.name, "Reshape", view=True)
-    draft.write("Reshape", [scores, builder.ints(wrote.shape)], [wrote])
-    made.append(finish(draft, [wrote.name], {}))
-    late = {wrote.name}
+        draft = begin(f"{layer_operator.name}.weight", "DequantizeLinear" + ".packed" * layer.packed)
+        operators.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
+    draft = begin(f"{layer_operator.name}.scores", "Gemm")
+    bias = layer.bias if len(layer_operator.nodes[0].inputs) > 2 else None  # otherwise a later Add adds the bias
+    scores, old_scores = draft.gemm(x, weight, bias, trans_b=True), builder.tensors[layer.scores]
+    operators.append(finish(draft, [scores.name], {}))
+    draft = begin(layer_operator.name, "Reshape", view=True)
+    draft.write("Reshape", [scores, builder.ints(old_scores.shape)], [old_scores])
+    operators.append(finish(draft, [old_scores.name], {}))
+    recomputed = {old_scores.name}
     for operator in forward:
-        if late.intersection(operator.inputs):
-            late.update(operator.outputs)
-            made.append(operator)
-    return made
+        if recomputed.intersection(operator.inputs):
+            recomputed.update(operator.outputs)
+            operators.append(operator)
+    return operators
 
 
 def apart(
     forward: Sequence[Operator], loss: Sequence[Operator], aside: Sequence[Operator]
 ) -> tuple[tuple[Operator, ...], tuple[Operator, ...]]:
-    """The operators of `forward` that a step runs, and those that predictions alone need: `aside`, and what they read.
+    """Return the operators of `forward` that a step runs, and those that only predictions need.
 
+    Parameters
+    ----------
     loss
-        The operators of the loss, which read what the step has.
+        The operators of the loss.
+    aside
+        Operators that only predictions need; those that compute their inputs alone are moved to them.
     """
     if not aside:
         return tuple(forward), ()
-    late = {name for operator in aside for name in operator.outputs}
-    left = {name for operator in forward for name in operator.inputs}
+    set_aside_outputs = {name for operator in aside for name in operator.outputs}
+    read_in_forward = {name for operator in forward for name in operator.inputs}
     read = {name for operator in loss for name in operator.inputs}
     needed = {name for operator in aside for name in operator.inputs}
-    run: list[Operator] = []
+    kept: list[Operator] = []
     moved: list[Operator] = []
     for operator in reversed(forward):
         written = {*operator.outputs}
-        if written & late:
+        if written & set_aside_outputs:
             continue
-        if written & left and not written & read:  # what others read, which are all set aside
+        if written & read_in_forward and not written & read:  # all its readers are set aside
             if written & needed:
                 moved.append(operator)
                 needed.update(operator.inputs)
             continue
-        run.append(operator)
+        kept.append(operator)
         read.update(operator.inputs)
-    return tuple(reversed(run)), (*reversed(moved), *aside)
+    return tuple(reversed(kept)), (*reversed(moved), *aside)

@@ -1,19 +1,19 @@
-"""The scalar loss that `--loss` puts on a model's output.
+"""The scalar loss that poetopt adds to a model's output.
 
 | loss | on an output of shape | adds the input | value |
 |---|---|---|---|
-| cross-entropy | [..., classes], or [N, classes, d1, ...] behind a convolution and from rank four | `labels`, int64, the shape without classes | mean of -log softmax at the label |
+| cross-entropy | [..., classes], or [N, classes, d1, ...] after a convolution and from rank four | `labels`, int64, the shape without classes | mean of -log softmax at the label |
 | bce | any | `target`, the output's type and shape, 0 to 1 | mean of -t log p - (1 - t) log(1 - p), p = sigmoid |
 | mse | any | `target`, the output's type and shape | mean of (output - target)^2 |
 | none | one element | | the output itself |
 
-What `auto` takes is in `poetopt.autodiff.choice`. Where the output comes from a Softmax or a Sigmoid
-(`poetopt.autodiff.choice`), cross-entropy and bce read what goes into that: the same value as of its probabilities,
-without the rounding of log(softmax). On probabilities whose logits can't be read neither is put.
+`poetopt.autodiff.choice` chooses the loss for `auto`. Where the output comes from a Softmax or a Sigmoid, cross-entropy
+and bce read its logits: the value is that of its probabilities, without the rounding of log(softmax). Neither can be
+on probabilities whose logits aren't found.
 
-A cross-entropy may leave out labels, weigh classes by w and smooth labels by e, over C classes: with m = 0 at what is
-left out and 1 elsewhere, and p the log-probabilities, it is the sum of -m ((1 - e) w_label p_label + e / C sum_c w_c p_c)
-by that of m w_label.
+A cross-entropy may ignore labels, weigh classes by w and smooth labels by e, over C classes. With m = 0 at ignored labels
+and 1 elsewhere, and log-probabilities p, it is the sum of -m ((1 - e) w_label p_label + e / C sum_c w_c p_c) divided by
+the sum of m w_label.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -49,20 +49,29 @@ from poetopt.util.numbers import read_float32, read_whole
 from poetopt.util.text import closest
 
 HALF = frozenset({"float16", "bfloat16"})
-"""Cross-entropy and bce of these are computed in float32, as is usual: a sum of exponentials overflows early."""
+"""Types of which cross-entropy and bce are computed in float32, as a sum of exponentials overflows early."""
 LOSSES = ("auto", "cross-entropy", "bce", "mse", "none", FORWARD_ONLY)
 RULED = "RuledCrossEntropy"
-"""The operator of a cross-entropy that doesn't take all labels and classes alike: no ONNX op."""
+"""Kind of the operator of a cross-entropy with a label rule; it is no ONNX op."""
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A loss on a graph: its operators, its scalar, the inputs that it added, a note, and what it compares.
+    """A loss on a graph.
 
+    Attributes
+    ----------
+    loss
+        The scalar.
+    inputs
+        Inputs that the loss added.
+    compared
+        The tensors that it compares.
     aside, gone
-        Where it reads a layer itself: the operators that predictions alone need, and constants that it stands for.
+        Where the loss operator computes a layer: the operators that only predictions need, and constants that it
+        replaces.
     label_weight
-        See `TrainingGraph`.
+        As in `TrainingGraph`.
     """
 
     operators: tuple[Operator, ...]
@@ -77,13 +86,13 @@ class Attached:
 
     @property
     def renamed(self) -> str:
-        """Says what holds where the model has a tensor of a name that the loss should have, else ""."""
+        """Note on tensors of the loss that have other names, because the model uses theirs; else ""."""
         added = {"cross-entropy": ("labels",), "none": ()}.get(self.kind, ("target",))
-        own = ("loss", *added)
-        found = [(name, new) for name, new in zip(own, (self.loss.name, *self.inputs), strict=True) if name != new]
-        if not found:
+        wanted = ("loss", *added)
+        renamed = [(name, new) for name, new in zip(wanted, (self.loss.name, *self.inputs), strict=True) if name != new]
+        if not renamed:
             return ""
-        names = " and ".join(f"{name!r} is called {new!r} here" for name, new in found)
+        names = " and ".join(f"{name!r} is called {new!r} here" for name, new in renamed)
         return f"{names}: the model has a tensor of that name"
 
 
@@ -92,8 +101,8 @@ def label_rule(
     class_weights: Sequence[float] | str | None = None,
     label_smoothing: float | str = 0.0,
 ) -> LabelRule:
-    """The rule of labels that these options, or their words, ask for. Raises OptionError."""
-    given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
+    """Return the label rule of these options, which may also be texts; raise OptionError for a wrong one."""
+    weights_given = class_weights.split(",") if isinstance(class_weights, str) else class_weights
     try:
         ignored = None if ignore_index is None else read_whole(ignore_index)
     except ValueError as error:
@@ -101,7 +110,7 @@ def label_rule(
     if ignored is not None and not -(2**31) <= ignored < 2**31:
         raise OptionError(f"--with ignore-index={ignore_index}: must be a label, within 32 bits, as in -100")
     try:
-        weights = () if given is None else tuple(map(read_float32, given))
+        weights = () if weights_given is None else tuple(map(read_float32, weights_given))
     except (ValueError, TypeError) as error:
         raise OptionError(f"--with class-weights={class_weights}: must be numbers, as in 1,0.5,2") from error
     if weights and not (min(weights) >= 0 and any(weights)):
@@ -122,59 +131,65 @@ def attach(
     loss: str = "auto",
     output: str | None = None,
 ) -> Attached:
-    """Put `loss` on an output of `graph`, whose (rewritten) forward operators are `forward`.
+    """Add `loss` to an output of `graph`, whose (rewritten) forward operators are `forward`.
 
-    Raises `OptionError` for an unknown loss or output, `ModelError` where the loss does not fit.
+    Raises
+    ------
+    OptionError
+        The loss or the output is unknown, or a label rule isn't for this loss.
+    ModelError
+        The loss doesn't fit the output.
     """
     if loss not in LOSSES:
         name = re.sub(r"(with_?logits)?_?loss(\(\))?$", "", str(loss).lower())  # torch's names are longer
         raise OptionError(f"unknown loss {loss!r}{closest(name, LOSSES)}; choose one of {', '.join(LOSSES)}")
-    # what is rewritten in several nodes is asked about as the file has it
+    # the file's nodes come first, so that queries also work for operators that were rewritten into several nodes
     behind = Behind((*graph.operators, *forward), builder.tensors, builder.values)
     live = downstream(builder.tensors, forward, graph.trained)
-    name, found = output_of(graph, output, loss, live, behind)
+    name, reason_for_output = output_of(graph, output, loss, live, behind)
     y = builder.tensors[name]
-    _check(y, graph, forward)
+    _check_output(y, graph, forward)
     choice = choose(y, graph, behind) if loss == "auto" else asked(loss, y, behind)
     if not choice.kind:
         raise ModelError(f"output {y.name!r} ({shape_text(y)}): {choice.why}; {ASK}")
-    on, how = f"output {y.name!r} ({shape_text(y)}", choice.why + found
+    where, how = f"output {y.name!r} ({shape_text(y)}", choice.why + reason_for_output
     rule = builder.label_rule
     if rule != LabelRule() and choice.kind != "cross-entropy":
         raise OptionError(
-            "--with ignore-index, class-weights and label-smoothing are of the loss cross-entropy, and this is "
-            f"{choice.kind}; leave them out, or say --loss cross-entropy"
+            "--with ignore-index, class-weights and label-smoothing are for the loss cross-entropy, and this is "
+            f"{choice.kind}; leave them out, or choose --loss cross-entropy"
         )
     if choice.kind == "none":
-        return _none(y, builder, f"loss: none, the {on}) is the loss; {how}")
+        return _add_none(y, builder, f"loss: none, the {where}) is the loss; {how}")
     if choice.kind == "mse":
-        return _mse(y, builder, f"loss: mse on {on}) against the new input; {how}")
+        return _add_mse(y, builder, f"loss: mse on {where}) against the new input; {how}")
     if choice.kind == "bce":
-        return _binary(y, choice.tail or Tail("", y, -1, own_axes(y.shape)), builder, f"loss: bce on {on}); {how}")
+        return _add_bce(y, choice.tail or Tail("", y, -1, own_axes(y.shape)), builder, f"loss: bce on {where}); {how}")
     axis = class_axis(y, behind) if choice.tail is None else choice.tail.classes or 0
-    along = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
-    tail = choice.tail or Tail("", y, axis, own_axes(y.shape))
-    plainly = not (rule.class_weights or rule.smoothing or (graph.parts > 1 and not rule.plain))
-    layer = head_of(tail.logits, tail.axis, builder, behind) if plainly else None
-    note = f"loss: cross-entropy on {on}{along}); {how}"
-    return _cross_entropy(y, tail, builder, note, layer, forward, graph.parts)
+    class_note = f", classes along axis {axis}" if len(y.shape) > 2 or axis != len(y.shape) - 1 else ""
+    final_op = choice.tail or Tail("", y, axis, own_axes(y.shape))
+    is_fusable = not (rule.class_weights or rule.smoothing or (graph.parts > 1 and not rule.plain))
+    layer = head_of(final_op.logits, final_op.axis, builder, behind) if is_fusable else None
+    note = f"loss: cross-entropy on {where}{class_note}); {how}"
+    return _add_cross_entropy(y, final_op, builder, note, layer, forward, graph.parts)
 
 
-def _check(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
-    """Raise ModelError where no loss at all can be on `y`."""
+def _check_output(y: Tensor, graph: Graph, forward: tuple[Operator, ...]) -> None:
+    """Raise ModelError where `y` can have no loss."""
     if not is_float(y):
-        raise ModelError(f"output {y.name!r} has type {y.dtype}, on which no loss can be; name another with --output")
+        raise ModelError(f"output {y.name!r} has type {y.dtype}, and a loss needs floats; choose another with --output")
     if not y.size:
         writer = next((operator for operator in forward if y.name in operator.outputs), None)
-        at = f"node {writer.name!r} ({writer.kind}, opset {graph.opset})" if writer else graph.name
+        location = f"node {writer.name!r} ({writer.kind}, opset {graph.opset})" if writer else graph.name
         raise ModelError(
-            f"{graph.source or graph.name}: {at}: its output {y.name!r} of shape {list(y.shape)} has no elements, so "
-            "no loss can be on it; a size in the model is wrong, export it again, or name another with --output"
+            f"{graph.source or graph.name}: {location}: its output {y.name!r} of shape {list(y.shape)} has no "
+            "elements, so it can have no loss; correct the sizes and export the model again, or choose another output "
+            "with --output"
         )
 
 
-def _read(tail: Tail) -> str:
-    """Gives the notes on the logits."""
+def _logits_note(tail: Tail) -> str:
+    """Return the part of the note that names the logits."""
     if not tail.kind:
         return ""
     steps = f", through {', '.join(dict.fromkeys(tail.steps))}" if tail.steps else ""
@@ -187,11 +202,11 @@ def _start(builder: GraphBuilder, name: str, kind: str, *, view: bool = False) -
     return draft
 
 
-def _done(draft: OperatorBuilder, *outputs: Tensor) -> Operator:
+def _finish(draft: OperatorBuilder, *outputs: Tensor) -> Operator:
     return finish(draft, [tensor.name for tensor in outputs], {})
 
 
-def _none(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
+def _add_none(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     if y.size != 1:
         raise ModelError(f"loss none needs an output of one element, but {y.name!r} has shape {list(y.shape)}")
     builder.tensors[y.name] = y = replace(y, role=Role.LOSS)
@@ -200,10 +215,10 @@ def _none(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     draft = _start(builder, "loss.name", "Identity", view=True)
     loss = draft.out(y.shape, y.dtype, "loss", Role.LOSS)
     draft.write("Identity", [y], [loss])
-    return Attached((_done(draft, loss),), loss, "none", (), Note(note, About.LOSS))
+    return Attached((_finish(draft, loss),), loss, "none", (), Note(note, About.LOSS))
 
 
-def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
+def _add_mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     target = builder.tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
     draft = _start(builder, "loss.mse", "MeanSquaredError")
     difference = draft.sub(y, target)
@@ -211,30 +226,30 @@ def _mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
     total = draft.reduce_sum(squares, range(len(y.shape)), keepdims=False) if y.shape else squares
     loss = draft.out((), y.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / y.size, y.dtype)], [loss])
-    return Attached((_done(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS), (y.name, target.name))
+    return Attached((_finish(draft, loss),), loss, "mse", (target.name,), Note(note, About.LOSS), (y.name, target.name))
 
 
-def _binary(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
-    """mean(log(1 + exp(z)) - z t): no exponential that overflows, no difference from one."""
+def _add_bce(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
+    """Add mean(log(1 + exp(z)) - z t), in which no exponential overflows and nothing is subtracted from one."""
     target = builder.tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
     operators: list[Operator] = []
     logits = _logits(tail, builder, operators)
-    wanted = _as_behind(target, [p for axis in tail.axes for p in axis], logits.shape, "target", builder, operators)
-    if wanted.dtype != logits.dtype:
+    aligned = _align(target, [p for axis in tail.axes for p in axis], logits.shape, "target", builder, operators)
+    if aligned.dtype != logits.dtype:
         draft = _start(builder, "loss.target", "Cast")
-        operators.append(_done(draft, wanted := draft.cast(wanted, logits.dtype)))
+        operators.append(_finish(draft, aligned := draft.cast(aligned, logits.dtype)))
     draft = _start(builder, "loss.bce", "BinaryCrossEntropy")
-    product = draft.node("Mul", [logits, wanted], logits.shape, logits.dtype)
+    product = draft.node("Mul", [logits, aligned], logits.shape, logits.dtype)
     each = draft.sub(draft.unary("Softplus", logits), product)
     total = draft.reduce_sum(each, range(len(each.shape)), keepdims=False) if each.shape else each
     loss = draft.out((), logits.dtype, "loss", Role.LOSS)
     draft.write("Mul", [total, builder.scalar(1.0 / logits.size, logits.dtype)], [loss])
-    operators.append(_done(draft, loss))
-    note, compared = note + _read(tail), (logits.name, wanted.name)
+    operators.append(_finish(draft, loss))
+    note, compared = note + _logits_note(tail), (logits.name, aligned.name)
     return Attached(tuple(operators), loss, "bce", (target.name,), Note(note, About.LOSS), compared)
 
 
-def _cross_entropy(
+def _add_cross_entropy(
     y: Tensor,
     tail: Tail,
     builder: GraphBuilder,
@@ -243,9 +258,9 @@ def _cross_entropy(
     forward: Sequence[Operator],
     parts: int,
 ) -> Attached:
-    """Of scores [rows, classes] or [N, classes, ...], as the logits lie; labels are brought into their order.
+    """Add the cross-entropy of scores [rows, classes] or [N, classes, ...]; labels are permuted into the scores' order.
 
-    A part of a batch divides by an input: a part's share of what all labels of the batch weigh.
+    For a micro-batch, an input is the divisor: its share of the weight of all labels of the batch.
     """
     if not y.shape or tail.logits.shape[tail.axis] < 2:
         raise ModelError(
@@ -262,18 +277,18 @@ def _cross_entropy(
         x = layer.x
         if len(x.shape) != 2:
             draft = _start(builder, "loss.rows", "Reshape", view=True)
-            operators.append(_done(draft, x := draft.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))))
+            operators.append(_finish(draft, x := draft.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))))
         aside = set_aside(layer, x, forward, builder)
-    made = operators if layer is None else aside
-    scores = _logits(tail, builder, made)
+    score_operators = operators if layer is None else aside
+    scores = _logits(tail, builder, score_operators)
     shape, axis = tail.logits.shape, tail.axis
     outer, inner = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     rows: tuple[int, ...] = (outer,) if inner == 1 else (shape[0], *shape[2:]) if axis == 1 else (outer, inner)
-    if scores.shape != (flat := (rows[0], shape[axis], *rows[1:])):
+    if scores.shape != (score_shape := (rows[0], shape[axis], *rows[1:])):
         draft = _start(builder, "loss.rows", "Reshape", view=True)
-        made.append(_done(draft, scores := draft.reshape(scores, flat)))
+        score_operators.append(_finish(draft, scores := draft.reshape(scores, score_shape)))
     pieces = [piece for k, each in enumerate(tail.axes) if k != place for piece in each]
-    classes = _as_behind(labels, pieces, rows, "labels", builder, operators)
+    classes = _align(labels, pieces, rows, "labels", builder, operators)
     rule, count = builder.label_rule, scores.shape[1]
     if len(rule.class_weights) not in (0, count):
         raise OptionError(
@@ -281,7 +296,7 @@ def _cross_entropy(
             "give one for each"
         )
     compared = (scores.name, classes.name)
-    note += "".join(_rule_words(rule)) + _read(tail)
+    note += "".join(_rule_notes(rule)) + _logits_note(tail)
     if layer is not None:
         draft = _start(builder, "loss.cross_entropy", LINEAR)
         kept = kept_labels(draft, classes, rule.ignore_index)
@@ -291,10 +306,10 @@ def _cross_entropy(
         if not layer.scales:
             draft.amounts_to(LINEAR, read, [loss, *others], **ignoring(rule))
         meaning = Node(LINEAR, tuple(one.name for one in read), (loss.name, *(one.name for one in others)))
-        operators.append(replace(_done(draft, loss, *others), meaning=meaning))
-        note += f"; the scores of its {count:,} classes are never there at once"
-        added, known = (labels.name,), Note(note, About.LOSS)
-        return Attached(tuple(operators), loss, "cross-entropy", added, known, compared, tuple(aside), layer.gone)
+        operators.append(replace(_finish(draft, loss, *others), meaning=meaning))
+        note += f"; the scores of its {count:,} classes are computed in chunks"
+        added, loss_note = (labels.name,), Note(note, About.LOSS)
+        return Attached(tuple(operators), loss, "cross-entropy", added, loss_note, compared, tuple(aside), layer.gone)
     weights = builder.constant(np.array(rule.class_weights, scores.dtype)) if rule.class_weights else None
     draft = _start(builder, "loss.cross_entropy", "SoftmaxCrossEntropyLoss" if rule == LabelRule() else RULED)
     loss = draft.out((), scores.dtype, "loss", Role.LOSS)
@@ -303,47 +318,49 @@ def _cross_entropy(
     if parts > 1 and not rule.plain:
         total = builder.tensor(builder.unique("labels.weight"), (), scores.dtype, Role.INPUT)
     if len(scores.shape) == 2 or rule != LabelRule():
-        # the op of that name in two parts, because its kernel takes twice the scores for itself
+        # SoftmaxCrossEntropyLoss in two nodes, because its kernel allocates twice the scores
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)
     if rule != LabelRule():
-        draft.write("Neg", [_by_rule(draft, log_prob, classes, weights, total)], [loss])
+        draft.write("Neg", [_mean_log_prob(draft, log_prob, classes, weights, total)], [loss])
     elif len(scores.shape) == 2:
         draft.write("NegativeLogLikelihoodLoss", [log_prob, classes], [loss], reduction="mean")
     else:
         draft.write("SoftmaxCrossEntropyLoss", [scores, classes], [loss, log_prob], reduction="mean")
-    operators.append(_done(draft, loss, log_prob))
-    added, known = (labels.name,), Note(note, About.LOSS)
-    weighed = "" if total is None else total.name
-    return Attached(tuple(operators), loss, "cross-entropy", added, known, compared, label_weight=weighed)
+    operators.append(_finish(draft, loss, log_prob))
+    added, loss_note = (labels.name,), Note(note, About.LOSS)
+    weight_input = "" if total is None else total.name
+    return Attached(tuple(operators), loss, "cross-entropy", added, loss_note, compared, label_weight=weight_input)
 
 
-def _rule_words(rule: LabelRule) -> Iterator[str]:
+def _rule_notes(rule: LabelRule) -> Iterator[str]:
     if rule.ignore_index is not None:
-        yield f"; labels of {rule.ignore_index} are left out"
+        yield f"; labels of {rule.ignore_index} are ignored"
     if rule.class_weights:
         yield "; classes are weighted"
     if rule.smoothing:
         yield f"; labels are smoothed by {rule.smoothing:g}"
 
 
-def _by_rule(
+def _mean_log_prob(
     draft: OperatorBuilder, log_prob: Tensor, labels: Tensor, weights: Tensor | None, total: Tensor | None
 ) -> Tensor:
-    """The mean log-probability: NegativeLogLikelihoodLoss would take many times the labels for itself."""
+    """Write the mean log-probability without NegativeLogLikelihoodLoss, which allocates many times the labels."""
     rule, rows = draft.graph.label_rule, range(len(labels.shape))
     kept = kept_labels(draft, labels, rule.ignore_index)
     safe, weight = label_weights(draft, labels, kept, weights, log_prob.dtype)
-    one = (labels.shape[0], 1, *labels.shape[1:])
-    each = draft.node("GatherElements", [log_prob, draft.reshape(safe, one)], one, log_prob.dtype, axis=1)
+    column = (labels.shape[0], 1, *labels.shape[1:])
+    each = draft.node("GatherElements", [log_prob, draft.reshape(safe, column)], column, log_prob.dtype, axis=1)
     each = draft.reshape(each, labels.shape)
     each = each if weight is None else draft.mul(each, weight)
     if rule.smoothing:
-        every = (
+        all_classes = (
             log_prob if weights is None else draft.mul(log_prob, draft.reshape(weights, along_classes(weights, labels)))
         )
-        every = draft.reduce_sum(every, [1], keepdims=False)
-        every = every if kept is None else draft.mul(every, draft.cast(kept, every.dtype))
-        each = draft.add(draft.mul(each, 1.0 - rule.smoothing), draft.mul(every, rule.smoothing / log_prob.shape[1]))
+        all_classes = draft.reduce_sum(all_classes, [1], keepdims=False)
+        all_classes = all_classes if kept is None else draft.mul(all_classes, draft.cast(kept, all_classes.dtype))
+        each = draft.add(
+            draft.mul(each, 1.0 - rule.smoothing), draft.mul(all_classes, rule.smoothing / log_prob.shape[1])
+        )
     summed = draft.reduce_sum(each, rows, keepdims=False)
     if weight is None:
         return draft.mul(summed, 1.0 / labels.size)
@@ -351,12 +368,12 @@ def _by_rule(
 
 
 def along_classes(weights: Tensor, labels: Tensor) -> tuple[int, ...]:
-    """The shape under which a weight for each class broadcasts to scores."""
+    """Return the shape in which class weights broadcast to scores."""
     return (1, weights.size, *[1] * (len(labels.shape) - 1))
 
 
 def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> Tensor | None:
-    """A bool tensor of the labels that aren't left out, in their shape; None where all count."""
+    """Write a bool tensor, in the labels' shape, of the labels that aren't ignored; None where none is ignored."""
     if ignored is None:
         return None
     equal = draft.compare("Equal", labels, draft.graph.constant(np.array(ignored, labels.dtype)))
@@ -364,50 +381,52 @@ def kept_labels(draft: OperatorBuilder, labels: Tensor, ignored: int | None) -> 
 
 
 def ignoring(rule: LabelRule) -> dict[str, int]:
-    """The attribute of a loss that leaves out labels."""
+    """Return the attribute of a loss that ignores labels."""
     return {} if rule.ignore_index is None else {"ignore_index": rule.ignore_index}
 
 
 def label_weights(
     draft: OperatorBuilder, labels: Tensor, kept: Tensor | None, weights: Tensor | None, dtype: str
 ) -> tuple[Tensor, Tensor | None]:
-    """Labels that are safe to index with, and each label's weight (None where all are one).
+    """Return labels that are valid indices, and each label's weight (None where all are one).
 
+    Parameters
+    ----------
     kept
-        Of `kept_labels`.
+        Result of `kept_labels`.
     weights
         A weight for each class.
     """
     if kept is None:
         return labels, None if weights is None else draft.node("Gather", [weights, labels], labels.shape, dtype)
-    safe, weight = draft.mul(labels, draft.cast(kept, labels.dtype)), draft.cast(kept, dtype)
+    valid, weight = draft.mul(labels, draft.cast(kept, labels.dtype)), draft.cast(kept, dtype)
     if weights is not None:
-        weight = draft.mul(weight, draft.node("Gather", [weights, safe], labels.shape, dtype))
-    return safe, weight
+        weight = draft.mul(weight, draft.node("Gather", [weights, valid], labels.shape, dtype))
+    return valid, weight
 
 
 def _logits(tail: Tail, builder: GraphBuilder, operators: list[Operator]) -> Tensor:
-    """The logits of `tail`, in float32 where they are of half precision."""
+    """Return the logits of `tail`, cast to float32 where they are of half precision."""
     logits = tail.logits
     if logits.dtype in HALF:
         draft = _start(builder, "loss.single", "Cast")
-        operators.append(_done(draft, logits := draft.cast(logits, "float32")))
+        operators.append(_finish(draft, logits := draft.cast(logits, "float32")))
     return logits
 
 
-def _as_behind(
-    given: Tensor, pieces: Sequence[Piece], shape: Sequence[int], what: str, builder: GraphBuilder,
+def _align(
+    tensor: Tensor, pieces: Sequence[Piece], shape: Sequence[int], name_part: str, builder: GraphBuilder,
     operators: list[Operator],
 ) -> Tensor:  # fmt: skip
-    """`given`, whose elements lie as `pieces` say, in the order in which the logits lie, under `shape`."""
+    """Return `given`, whose axes are `pieces` of the logits' axes, permuted into the logits' order and in `shape`."""
     order = order_behind(pieces)
     steps: list[tuple[str, Sequence[int]]] = [("Reshape", tuple(shape))]
     if order != tuple(range(len(order))):
         steps = [("Reshape", [size for _, _, size in pieces]), ("Transpose", order), *steps]
-    for kind, wanted in steps:
-        if kind == "Reshape" and given.shape == tuple(wanted):
+    for kind, argument in steps:
+        if kind == "Reshape" and tensor.shape == tuple(argument):
             continue
-        draft = _start(builder, f"loss.{what}", kind, view=kind == "Reshape")
-        given = draft.reshape(given, wanted) if kind == "Reshape" else draft.transpose(given, wanted)
-        operators.append(_done(draft, given))
-    return given
+        draft = _start(builder, f"loss.{name_part}", kind, view=kind == "Reshape")
+        tensor = draft.reshape(tensor, argument) if kind == "Reshape" else draft.transpose(tensor, argument)
+        operators.append(_finish(draft, tensor))
+    return tensor

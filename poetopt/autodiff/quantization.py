@@ -1,10 +1,10 @@
-"""Quantizers: no gradient passes them; where it is asked for, straight through those that a DequantizeLinear undoes.
+"""Gradients at quantizers: they stop there, or pass straight through pairs of QuantizeLinear and DequantizeLinear.
 
-A quantized part that no trained parameter stands in front of is computed, and that is all. What a parameter in front of
-one misses is said: it gets no gradient, or its gradient lacks what flows through the quantizer.
+A quantizer that no trained parameter precedes needs no gradient. A note names each parameter before a quantizer: it
+gets no gradient, or its gradient lacks the part through the quantizer.
 
-Straight through, the gradient of `DequantizeLinear(QuantizeLinear(x))` is passed on where x isn't clipped, and the
-integers between carry it, as if they were the numbers that they stand for.
+With the straight-through option, the gradient of `DequantizeLinear(QuantizeLinear(x))` passes where x isn't clipped.
+The integers in between carry it as if they were floats.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from poetopt.util.notes import About, Note
 
 
 def straight_through(graph: Graph) -> Graph:
-    """`graph` whose pairs of QuantizeLinear and DequantizeLinear pass gradients on."""
+    """Return `graph` with pairs of QuantizeLinear and DequantizeLinear that pass gradients."""
     paired = frozenset(_paired(graph))
     if not paired:
         return graph
@@ -32,28 +32,30 @@ def straight_through(graph: Graph) -> Graph:
 
 
 def _paired(graph: Graph) -> Iterator[str]:
-    """Names of QuantizeLinear operators whose readers all undo them, and of these readers."""
+    """Yield the names of QuantizeLinear operators whose readers are all their inverses, and of these readers."""
     for operator in graph.operators:
-        if _op(operator) != "QuantizeLinear" or operator.outputs[0] in graph.outputs:
+        if _op_type(operator) != "QuantizeLinear" or operator.outputs[0] in graph.outputs:
             continue
         readers = graph.readers.get(operator.outputs[0], ())
-        if readers and all(_undoes(graph, reader, operator) for reader in readers):
+        if readers and all(_is_inverse(graph, reader, operator) for reader in readers):
             yield operator.name
             yield from (reader.name for reader in readers)
 
 
-def _undoes(graph: Graph, second: Operator, first: Operator) -> bool:
-    a, b = first.nodes[0], second.nodes[0]
-    if _op(second) != "DequantizeLinear" or b.inputs[0] != a.outputs[0]:
+def _is_inverse(graph: Graph, second: Operator, first: Operator) -> bool:
+    quantize, dequantize = first.nodes[0], second.nodes[0]
+    if _op_type(second) != "DequantizeLinear" or dequantize.inputs[0] != quantize.outputs[0]:
         return False
-    settings = [(node.attributes.get("axis", 1), node.attributes.get("block_size", 0)) for node in (a, b)]
+    settings = [
+        (node.attributes.get("axis", 1), node.attributes.get("block_size", 0)) for node in (quantize, dequantize)
+    ]
     return settings[0] == settings[1] and all(
-        _same(graph, (*a.inputs, "")[place], (*b.inputs, "")[place]) for place in (1, 2)
+        _are_equal(graph, (*quantize.inputs, "")[position], (*dequantize.inputs, "")[position]) for position in (1, 2)
     )
 
 
-def _same(graph: Graph, one: str, other: str) -> bool:
-    """Says whether two scales or zero points are equal; an absent zero point is zero."""
+def _are_equal(graph: Graph, one: str, other: str) -> bool:
+    """Return whether two scales or zero points are equal; an absent zero point is zero."""
     if one == other:
         return True
     values = [graph.values.get(name) if name else np.zeros(1) for name in (one, other)]
@@ -65,108 +67,116 @@ def _same(graph: Graph, one: str, other: str) -> bool:
     return np.array_equal(np.asarray(first), np.asarray(second))
 
 
-def _op(operator: Operator) -> str:
+def _op_type(operator: Operator) -> str:
     return operator.nodes[0].op_type if len(operator.nodes) == 1 and not operator.nodes[0].domain else ""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """Trained parameters of which something meets a quantizer on its way to the loss.
+    """Trained parameters with a quantizer between them and the loss.
 
+    Attributes
+    ----------
     behind
-        Of each parameter that gets no gradient therefore: the quantizer.
+        The quantizer of each parameter that gets no gradient.
     beside
-        Of each whose gradient lacks what flows through one.
+        The quantizer of each parameter that also reaches the loss otherwise, so that its gradient lacks a part.
     """
 
     behind: Mapping[str, Operator]
     beside: Mapping[str, Operator]
 
     def notes(self, *, asked: bool) -> list[Note]:
-        """Says what holds where nobody named these parameters."""
+        """Return the notes on these parameters; `asked` is whether gradients pass straight through."""
         remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
-        found = []
+        notes = []
         if self.behind:
-            are = "is" if len(self.behind) == 1 else "are"
-            text = f"{_counted(self.behind)} before a quantizer and {are} not trained, as no gradient "
-            found.append(Note(f"{text}passes it ({_shown(self.behind)}){remedy}", About.TRAINED))
+            verb = "is" if len(self.behind) == 1 else "are"
+            text = f"{_count_text(self.behind)} before a quantizer and {verb} not trained, as no gradient "
+            notes.append(Note(f"{text}passes it ({_names_text(self.behind)}){remedy}", About.TRAINED))
         if self.beside:
-            text = f"{_counted(self.beside)} before a quantizer and also beside it, and the gradient is of what goes "
-            found.append(Note(f"{text}beside it alone ({_shown(self.beside)}){remedy}", About.GRADIENTS))
-        return found
+            text = f"{_count_text(self.beside)} before a quantizer and also beside it, and the gradient lacks the part "
+            notes.append(Note(f"{text}through it ({_names_text(self.beside)}){remedy}", About.GRADIENTS))
+        return notes
 
 
-def _counted(parameters: Mapping[str, Operator]) -> str:
+def _count_text(parameters: Mapping[str, Operator]) -> str:
     return "1 parameter stands" if len(parameters) == 1 else f"{len(parameters)} parameters stand"
 
 
-def _shown(parameters: Mapping[str, Operator]) -> str:
-    """Names, and the quantizer that each meets first."""
+def _names_text(parameters: Mapping[str, Operator]) -> str:
+    """Return the first names, each with its first quantizer."""
     named = [f"{name} before {quantizer.name!r}" for name, quantizer in list(parameters.items())[:3]]
     return ", ".join(named) + (", ..." if len(parameters) > 3 else "")
 
 
 def stopped(graph: Graph, read: Iterable[str], gradients: Mapping[str, object]) -> Stopped:
-    """See `Stopped`.
+    """Return the trained parameters with a quantizer between them and the loss.
 
+    Parameters
+    ----------
     read
         The tensors that the loss reads.
     gradients
-        By parameter that gets one.
+        The gradients by parameter.
     """
-    quantizers = [o for o in graph.operators if _stops(o)]
-    found: dict[bool, dict[str, Operator]] = {True: {}, False: {}}
+    quantizers = [o for o in graph.operators if _is_quantizer(o)]
+    by_gradient: dict[bool, dict[str, Operator]] = {True: {}, False: {}}
     if not quantizers:
         return Stopped({}, {})
-    # what leads to the loss by any way, integers included
-    leading = set(read)
+    # all tensors on which the loss depends, integers included
+    reaching = set(read)
     for operator in reversed(graph.operators):
-        if leading.intersection(operator.outputs):
-            leading.update(operator.inputs)
-    ends = [o for o in quantizers if leading.intersection(o.outputs)]
-    first = _first_met(graph, ends)
+        if reaching.intersection(operator.outputs):
+            reaching.update(operator.inputs)
+    reached_quantizers = [o for o in quantizers if reaching.intersection(o.outputs)]
+    first = _first_met(graph, reached_quantizers)
     for name in graph.trained:
         if name in first:
-            found[name in gradients][name] = ends[first[name]]
-    return Stopped(found[False], found[True])
+            by_gradient[name in gradients][name] = reached_quantizers[first[name]]
+    return Stopped(by_gradient[False], by_gradient[True])
 
 
 def _first_met(graph: Graph, ends: Sequence[Operator]) -> dict[str, int]:
-    """Tensors whose gradient would come through one of `ends`, and the place of the first of these."""
-    found: dict[str, int] = {}
-    for place, operator in enumerate(ends):
+    """Return the tensors whose gradient would pass one of `ends`, with the position of the first of these."""
+    positions: dict[str, int] = {}
+    for position, operator in enumerate(ends):
         for name in principal(operator).inputs[:1]:
-            found.setdefault(name, place)
+            positions.setdefault(name, position)
     for read, written in reversed(list(flows(graph.tensors, graph.operators))):
-        met = [found[name] for name in written if name in found]
-        for name in read if met else ():
-            found[name] = min(*met, found.get(name, met[0]))
-    return found
+        successors = [positions[name] for name in written if name in positions]
+        for name in read if successors else ():
+            positions[name] = min(*successors, positions.get(name, successors[0]))
+    return positions
 
 
-def _stops(operator: Operator) -> bool:
+def _is_quantizer(operator: Operator) -> bool:
     node = principal(operator)
-    # ops that turn floats into integers to compute with
+    # ops that turn floats into integers
     return not node.domain and node.op_type in {"QuantizeLinear", "DynamicQuantizeLinear"}
 
 
 def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str:
-    """Says why a parameter that was to be trained gets no gradient, and what to do.
+    """Return why a parameter gets no gradient, and what to do.
 
+    Parameters
+    ----------
     asked
-        Whether gradients are to pass straight through already.
+        Whether gradients pass straight through where they can.
     """
     op = quantizer.nodes[0].op_type
     reads = [reader for output in quantizer.outputs for reader in graph.readers.get(output, ())]
-    integer = next((o for o in reads if op_of(_op(o)).is_integer), None)
+    integer = next((o for o in reads if op_of(_op_type(o)).is_integer), None)
     where = f"parameter {name!r} reaches the loss through quantizer {quantizer.name!r} ({op}) only"
     if integer is not None or op != "QuantizeLinear" or asked:
-        inside = f", and {integer.name!r} ({_op(integer)}) computes with its integers" if integer is not None else ""
+        inside = (
+            f", and {integer.name!r} ({_op_type(integer)}) computes with its integers" if integer is not None else ""
+        )
         return (
-            f"{where}{inside}: no gradient passes; train what stands behind (--train PATTERN), or export the model "
+            f"{where}{inside}: no gradient passes; train parameters after it (--train PATTERN), or export the model "
             "with QuantizeLinear and DequantizeLinear around float operators and use --with straight-through"
         )
     return (
-        f"{where}: no gradient passes it; train what stands behind (--train PATTERN), or let gradients pass where "
+        f"{where}: no gradient passes it; train parameters after it (--train PATTERN), or let gradients pass where "
         "nothing is clipped: --with straight-through"
     )

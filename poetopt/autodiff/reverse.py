@@ -1,8 +1,8 @@
-"""Reverse-mode differentiation of a graph: the loop, and what surrounds it.
+"""Reverse-mode differentiation of a graph.
 
-The loop walks the forward operators backwards, hands each one's rule the gradients of its outputs, and
-collects what the rule returns for its inputs. Sums over broadcast axes and the accumulation of several
-readers' contributions happen here, once, for all rules.
+The reverse loop visits the forward operators from the last to the first. It calls each operator's rule with the
+gradients of the outputs, and collects the gradients of the inputs. For all rules it sums gradients over broadcast axes,
+and adds up the contributions of several readers.
 """
 
 from __future__ import annotations
@@ -49,30 +49,35 @@ def differentiate(
     over: bool = True,
     label_rule: LabelRule | None = None,
 ) -> TrainingGraph:
-    """One training step of `graph`: forward, loss and backward operators, without the update.
+    """Return one training step of `graph`: forward, loss and backward operators, without the update.
 
+    The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout are rewritten so
+    that a recompute changes nothing. Ops that an exporter wrote out in several nodes become one operator each
+    (`poetopt.autodiff.regions`).
+
+    Parameters
+    ----------
     loss
-        `cross-entropy`, `bce`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which picks by the
-        output; what it picked is in `notes`. See `poetopt.autodiff.losses`. `forward-only`: the network as it is used,
-        without loss and backward operators.
+        `cross-entropy`, `bce`, `mse`, `none` (the model's output is a scalar loss), or `auto`, which chooses by the
+        output and notes its choice in `notes`; see `poetopt.autodiff.losses`. `forward-only` is the network in
+        inference, without loss and backward operators.
     output
-        Name of the output that the loss is on; needed where several could have it.
+        Name of the output that the loss is on; required where several outputs could have it.
     straight_through
-        Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
+        Whether gradients pass pairs of QuantizeLinear and DequantizeLinear, where nothing is clipped.
     maxima
-        Whether an activation that a MaxPool alone reads has its gradient taken of the maxima.
+        Whether the gradient of an activation that only MaxPool reads may be computed at the maxima alone.
     over
-        Whether gradients may be written over what they are computed of, which leaves constructions less room.
+        Whether gradients may overwrite the operands that they are computed from, which lowers the RAM floor.
     label_rule
-        How a cross-entropy takes labels; by default each counts alike.
+        Ignored labels, class weights and smoothing of a cross-entropy; by default all labels count alike.
 
-    The gradient of parameter `p` is the tensor `p.grad`. Training-mode BatchNormalization and Dropout
-    are rewritten so that running them twice is harmless. Ops that an exporter wrote out in several nodes become one
-    operator each (`poetopt.autodiff.regions`).
-
-    Raises `ModelError` where nothing can be trained, a parameter that was named stands before a quantizer, or the loss
-    does not fit the output, and `MissingVjpError` where a gradient would have to flow through an operator without a
-    rule.
+    Raises
+    ------
+    ModelError
+        No parameter can be trained, a named parameter is before a quantizer, or the loss doesn't fit the output.
+    MissingVjpError
+        A gradient would have to flow through an operator without a rule.
     """
     if graph.opset < OLDEST_OPSET:
         raise ModelError(f"{graph.name}: opset {graph.opset} is older than {OLDEST_OPSET}; convert the model first")
@@ -88,13 +93,13 @@ def differentiate(
     if swept.builder.asked:
         needed = swept.builder.required()
         swept = sweep(needed, None)
-    made = step(swept)
-    floor = floor_bytes(made, swept.builder.choices, over=over)
-    return made if floor is None else step(sweep(needed, floor))
+    training_step = step(swept)
+    floor = floor_bytes(training_step, swept.builder.choices, over=over)
+    return training_step if floor is None else step(sweep(needed, floor))
 
 
-def _step(graph: Graph, label_rule: LabelRule, swept: _Swept, *, straight_through: bool) -> TrainingGraph:
-    """The step that a sweep wrote the operators of."""
+def _step(graph: Graph, label_rule: LabelRule, swept: _SweepResult, *, straight_through: bool) -> TrainingGraph:
+    """Return the step with the operators that a sweep wrote."""
     builder, forward, states, attached, totals = swept
     gradients = {name: totals[name] for name in graph.trained if name in totals}
     stopped = quantization.stopped(
@@ -104,35 +109,38 @@ def _step(graph: Graph, label_rule: LabelRule, swept: _Swept, *, straight_throug
         name, quantizer = next(iter(stopped.behind.items()))
         raise ModelError(f"{graph.name}: {quantization.refusal(graph, name, quantizer, asked=straight_through)}")
     if not gradients:
-        shown = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
+        names_text = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
         raise ModelError(
-            f"{graph.name}: no trained parameter ({shown}) reaches the loss {attached.loss.name!r}{_empty(graph)}"
+            f"{graph.name}: no trained parameter ({names_text}) reaches the loss {attached.loss.name!r}"
+            f"{_empty_remark(graph)}"
         )
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     notes += stopped.notes(asked=straight_through)
     if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
-        text = "these parameters get no gradient: they don't reach the loss, or by an input without a gradient rule"
-        text += _empty(graph)
+        text = (
+            "these parameters get no gradient: they don't reach the loss, or only by an input without a gradient rule"
+        )
+        text += _empty_remark(graph)
         notes.append(Note(f"{text}: {', '.join(missing)}", short=f"{text}: {listed(missing)}"))
     notes += one_value_note(graph, gradients)
     rename = _name_gradients(builder, gradients, totals)
-    backward = tuple(_finished(builder, rename, {f"{name}.grad" for name in gradients}))
+    backward = tuple(_needed_operators(builder, rename, {f"{name}.grad" for name in gradients}))
     tensors = {
         rename.get(name, name): replace(tensor, name=rename[name]) if name in rename else tensor
         for name, tensor in builder.tensors.items()
     }
     run, aside = apart(forward, attached.operators, attached.aside)
     operators = low_memory_order((*run, *attached.operators, *backward), tensors)
-    used = {name for o in (*operators, *aside) for node in o.nodes for name in (*node.inputs, *node.outputs)}
-    weighed = (attached.label_weight,) if attached.label_weight else ()
-    used.update(graph.tensors.keys() - {*attached.gone}, attached.inputs)
+    used_names = {name for o in (*operators, *aside) for node in o.nodes for name in (*node.inputs, *node.outputs)}
+    weight_inputs = (attached.label_weight,) if attached.label_weight else ()
+    used_names.update(graph.tensors.keys() - {*attached.gone}, attached.inputs)
     return TrainingGraph(
         name=graph.name,
-        tensors={name: tensor for name, tensor in tensors.items() if name in used},
+        tensors={name: tensor for name, tensor in tensors.items() if name in used_names},
         operators=operators,
-        inputs=(*graph.inputs, *attached.inputs, *weighed),
+        inputs=(*graph.inputs, *attached.inputs, *weight_inputs),
         outputs=graph.outputs,
-        values={name: value for name, value in builder.values.items() if name in used},
+        values={name: value for name, value in builder.values.items() if name in used_names},
         trained=tuple(gradients),
         opset=graph.opset,
         source=graph.source,
@@ -153,17 +161,15 @@ def _step(graph: Graph, label_rule: LabelRule, swept: _Swept, *, straight_throug
     )
 
 
-def _empty(graph: Graph) -> str:
-    """Words on a tensor of no elements, through which nothing flows back, where the network computes one."""
+def _empty_remark(graph: Graph) -> str:
+    """Return a remark on the network's first empty tensor, through which no gradient flows, or ""."""
     written = (graph.tensors[name] for operator in graph.operators for name in operator.outputs)
     empty = next((tensor for tensor in written if not tensor.size), None)
-    return (
-        "" if empty is None else f" (through {empty.name!r} of shape {list(empty.shape)}, of no elements, nothing does)"
-    )
+    return "" if empty is None else f" (no gradient passes {empty.name!r} of shape {list(empty.shape)}, which is empty)"
 
 
-class _Swept(NamedTuple):
-    """Results of the reverse loop; `totals` are the gradients of all tensors that the loss reaches."""
+class _SweepResult(NamedTuple):
+    """Results of the reverse loop; `totals` are the gradients of all tensors on which the loss depends."""
 
     builder: GraphBuilder
     forward: tuple[Operator, ...]
@@ -175,13 +181,15 @@ class _Swept(NamedTuple):
 def _sweep(
     graph: Graph, loss: str, output: str | None, label_rule: LabelRule, needed: frozenset[str], floor: int | None, *,
     maxima: bool, over: bool,
-) -> _Swept:  # fmt: skip
+) -> _SweepResult:  # fmt: skip
     """Run the reverse loop over `graph`.
 
+    Parameters
+    ----------
     needed
         Storages that the backward pass reads whatever its rules choose.
     floor
-        Bytes that constructions may be as large as; None: not known yet.
+        RAM in bytes that the step needs whichever construction is chosen; None where it isn't known yet.
     """
     builder = GraphBuilder(
         graph.tensors, graph.values, graph.opset, graph.storage, needed, floor, maxima=maxima, over=over,
@@ -192,28 +200,28 @@ def _sweep(
             raise ModelError(f"{graph.name}: a tensor is named {name + '.grad'!r} already; rename it in the model")
     forward, states = prepare(graph, builder)
     attached = attach(graph, forward, builder, loss, output)
-    sweep = _Sweep(builder, (*forward, *attached.operators), graph.trained)
-    return _Swept(builder, forward, states, attached, sweep.run(attached.loss, 1 / graph.parts))
+    sweep = _ReverseLoop(builder, (*forward, *attached.operators), graph.trained)
+    return _SweepResult(builder, forward, states, attached, sweep.run(attached.loss, 1 / graph.parts))
 
 
 def unsupported(graph: Graph, *, straight_through: bool = False) -> list[tuple[str, str]]:
-    """Name and op of every operator between a trained parameter and an output that has no gradient rule."""
+    """Return name and op of each operator without a gradient rule between a trained parameter and an output."""
     graph = quantization.straight_through(graph) if straight_through else graph
     live = downstream(graph.tensors, graph.operators, graph.trained)
     wanted = {name for name in graph.outputs if name in live}
-    found: list[tuple[str, str]] = []
+    without_rule: list[tuple[str, str]] = []
     for operator in reversed(graph.operators):
         blocked = blocked_inputs(operator)
         if blocked is None or not wanted.intersection(operator.outputs):
             continue
         wanted.update(n for k, n in enumerate(principal(operator).inputs) if n in live and k not in blocked)
         if find_rule(operator, graph.opset) is None and live.intersection(operator.inputs):
-            found.append((operator.name, operator.nodes[0].op_type))
-    return found[::-1]
+            without_rule.append((operator.name, operator.nodes[0].op_type))
+    return without_rule[::-1]
 
 
-class _Sweep:
-    """The reverse loop, with what it has collected so far."""
+class _ReverseLoop:
+    """The reverse loop, and the gradients that it has collected so far."""
 
     def __init__(self, builder: GraphBuilder, operators: tuple[Operator, ...], trained: tuple[str, ...]) -> None:
         self.builder = builder
@@ -225,7 +233,7 @@ class _Sweep:
         self.totals: dict[str, Tensor] = {}
 
     def run(self, loss: Tensor, share: float) -> dict[str, Tensor]:
-        """The gradient of `share` times `loss` by every tensor that it reaches."""
+        """Return the gradient of `share` times `loss` by every tensor on which it depends."""
         self.contributions[loss.name] = [self.builder.constant(np.full(loss.shape, share, loss.dtype))]
         reached = {loss.name}
         for operator in reversed(self.operators):
@@ -258,7 +266,7 @@ class _Sweep:
     def refuse_missing(self, operator: Operator) -> None:
         """Raise MissingVjpError where trained parameters change an input whose gradient has no rule.
 
-        A parameter that is such an input itself gets no gradient, which the step's notes say.
+        A parameter that is such an input itself gets no gradient; a note of the step names it.
         """
         node = principal(operator)
         for k in sorted(missing_inputs(operator)):
@@ -266,39 +274,39 @@ class _Sweep:
             if name in self.live and name not in self.trained:
                 raise MissingVjpError(
                     f"node {operator.name!r} ({node.op_type}): there is no gradient rule for its input {k} ({name!r}), "
-                    "which trained parameters change; train others (--train), or make it a constant"
+                    "which depends on trained parameters; train others (--train), or make it a constant"
                 )
 
     def parts(
         self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int
     ) -> list[tuple[str, Tensor]]:
-        """Gives what the rule of an operator gives for each of its inputs `names` that needs it, in that input's shape.
+        """Return the gradient by each of the inputs `names` that needs one, in its shape, from the operator's rule.
 
-        Raises ModelError where shapes that nothing compared before don't fit.
+        Raises ModelError where shapes of operands don't fit.
         """
         try:
-            found = rule_of(primal.operator, self.builder.opset)(primal, cotangents)
+            gradients = rule_of(primal.operator, self.builder.opset)(primal, cotangents)
             return [
                 (name, self.unbroadcast(part, self.builder.tensors[name], primal, first))
-                for name, needed, part in zip(names, primal.needs, found, strict=False)
+                for name, needed, part in zip(names, primal.needs, gradients, strict=False)
                 if needed and part is not None
             ]
         except PoetError:
             raise
         except (ValueError, IndexError) as error:
             raise ModelError(
-                f"{primal.where}: its gradient can't be written: {error}; do the shapes of its operands fit? If they "
-                "do, please report it"
+                f"{primal.where}: its gradient can't be computed: {error}; check the shapes of its operands, and "
+                "report a bug if they fit"
             ) from error
 
     def signature(self, operator: Operator) -> tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]]:
-        """Input and output tensors by position."""
+        """Return input and output tensors by position."""
         tensors = self.builder.tensors
         inputs = tuple(tensors[name] if name else None for name in principal(operator).inputs)
         return inputs, tuple(tensors[name] if name else None for name in _outputs(operator))
 
     def total(self, name: str) -> Tensor | None:
-        """The sum of all contributions to the gradient of `name`; None where nothing flows back, as of no elements."""
+        """Return the sum of all contributions to the gradient of `name`, or None where there are none."""
         parts = self.contributions.pop(name, [])
         if not parts:
             return self.totals.get(name)
@@ -316,7 +324,7 @@ class _Sweep:
         return total
 
     def in_place(self, draft: OperatorBuilder, total: Tensor) -> None:
-        """Let `draft` add to a parameter's gradient where it is, if what it adds to was made for that alone."""
+        """Let `draft` add to a parameter's gradient in place, if the tensor that it adds to has no other reader."""
         writer = self.builder.writer(total)
         if writer is None or not (writer.over or writer.kind.endswith(".grad_weight")):
             return
@@ -325,23 +333,23 @@ class _Sweep:
         self.builder.tensors[total.name] = replace(total, role=Role.PARAMETER_GRADIENT)
 
     def unbroadcast(self, part: Tensor, like: Tensor, primal: Primal, first: int) -> Tensor:
-        """`part` summed to the shape of `like`, inside the operator that has just written it where one has."""
+        """Return `part` summed to the shape of `like`, if possible inside the operator that has just written it."""
         if part.shape == like.shape:
             return part
         draft = self.builder.writer(part)
-        own = draft is not None and not draft.view and any(draft is d for d in self.builder.drafts[first:])
-        return (draft if own and draft is not None else primal.emit("sum")).sum_to(part, like.shape)
+        is_current = draft is not None and not draft.view and any(draft is d for d in self.builder.drafts[first:])
+        return (draft if is_current and draft is not None else primal.emit("sum")).sum_to(part, like.shape)
 
 
 def _outputs(operator: Operator) -> tuple[str, ...]:
-    """Gives what the rule sees as outputs: by position for one node, else what the operator writes."""
+    """Return the outputs for the rule: by position for one node, else all outputs of the operator."""
     if operator.meaning is not None or len(operator.nodes) == 1:
         return principal(operator).outputs
     return operator.outputs
 
 
-def _root(builder: GraphBuilder, tensor: Tensor) -> Tensor:
-    """The tensor whose bytes `tensor` shares, through backward operators that are views or in place."""
+def _storage(builder: GraphBuilder, tensor: Tensor) -> Tensor:
+    """Return the tensor whose bytes `tensor` shares, through backward operators that are views or in place."""
     draft = builder.writer(tensor)
     while draft is not None and (draft.view or draft.over):
         tensor = builder.tensors[draft.over or draft.nodes[0].inputs[0]]
@@ -352,11 +360,11 @@ def _root(builder: GraphBuilder, tensor: Tensor) -> Tensor:
 def _name_gradients(
     builder: GraphBuilder, gradients: Mapping[str, Tensor], totals: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Names for gradients, old -> new; those of parameters become resident, each with bytes of its own."""
+    """Return new names of gradients, old -> new; make those of parameters resident, without shared bytes."""
     rename: dict[str, str] = {}
     claimed: set[str] = set()
     for name, gradient in gradients.items():
-        root = _root(builder, gradient)
+        root = _storage(builder, gradient)
         draft = builder.writer(root)
         if draft is None or not draft.backward or root.name in claimed:
             copy = builder.operator(f"{name}.grad.copy", "Identity.copy")
@@ -372,8 +380,8 @@ def _name_gradients(
     return rename
 
 
-def _finished(builder: GraphBuilder, rename: Mapping[str, str], results: set[str]) -> Iterator[Operator]:
-    """The backward operators that lead to `results`, in the order of emission."""
+def _needed_operators(builder: GraphBuilder, rename: Mapping[str, str], results: set[str]) -> Iterator[Operator]:
+    """Yield the backward operators on which `results` depend, in the order of emission."""
     wanted = {old for old, new in rename.items() if new in results}
     kept: list[tuple[OperatorBuilder, list[str]]] = []
     for draft in reversed(builder.drafts):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import pyomo.core as pyo
@@ -12,7 +13,7 @@ from pyomo.common.numeric_types import native_types
 from pyomo.core.base.var import VarData
 
 from poetopt.formulations.goal import SUMS, Goal, Trial
-from poetopt.formulations.rows import PointLike, Row, Terms
+from poetopt.formulations.rows import PointLike, Row, Terms, linear
 from poetopt.graph.problem import Problem
 from poetopt.util import work
 from poetopt.util.errors import FormulationError
@@ -96,23 +97,15 @@ class OrZero(dict[Any, Any]):
         return 0.0
 
 
-def equation(
-    index: Any, rule: Callable[..., PyomoRow], doc: str, *, over: Iterable[Any] | None = None
-) -> pyo.Constraint:
-    """The Constraint with one row for each member of `index`, of a rule that is stated in symbols.
-
-    over
-        What the rule is called with, member by member, in the place of the members themselves: a tuple is its
-        arguments.
+def equation(index: Any, rule: Callable[..., PyomoRow], doc: str) -> pyo.Constraint:
+    """The Constraint with one row for each member of `index`, of a rule that is stated in its symbols.
 
     Raises TimeUpError inside of `clock.ending`.
     """
-    places = None if over is None else iter(over)
 
     def row(_: PyomoBlock, *member: Any) -> PyomoRow:
         work.check()
-        at = member if places is None else next(places)
-        return rule(*at) if isinstance(at, tuple) else rule(at)
+        return rule(*member)
 
     return pyo.Constraint(index, rule=row, doc=doc)
 
@@ -152,6 +145,25 @@ class Limits:
     hidden_share: float = 1.0
     ceiling_j: float = math.inf
     open: bool = False
+
+
+class Kind(Enum):
+    """How much a space leaves out.
+
+    LEAN
+        Decisions that no optimum of energy needs.
+    WHOLE
+        What is better in no sum of joules, seconds or bytes.
+    TIMED
+        No stage of a transfer.
+    SHADOW
+        Nothing that a plan may do: each has a point that costs no more, and not every point is a plan.
+    """
+
+    LEAN = "lean"
+    WHOLE = "whole"
+    TIMED = "timed"
+    SHADOW = "shadow"
 
 
 @runtime_checkable
@@ -251,6 +263,13 @@ class Block:
         if self.transfer_times is not None:
             return self.transfer_times
         return self.restricts or self.adds_j is not None or self.goal not in (None, *SUMS)
+
+
+def at_most(parts: Sequence[Terms], most: Any, unit: Any) -> PyomoRow:
+    """The row that the sum of `parts` is no more than `most`, over `unit`; without variables whether that holds."""
+    if not any(part.variables for part in parts):
+        return pyo.Constraint.Feasible if pyo.value(most) >= 0 else pyo.Constraint.Infeasible
+    return None, linear(parts, unit), most / unit
 
 
 def baseline_before_j(block: PyomoBlock) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from poetopt.formulations.block import Block, PyomoBlock
+from poetopt.formulations.block import Block, Kind, PyomoBlock
 from poetopt.formulations.callbacks import checked
 from poetopt.formulations.goal import ENERGY, SUMS, WRITTEN, Goal
 from poetopt.util.errors import FormulationError
@@ -99,7 +99,7 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
         name=name,
         doc=doc,
         blocks=tuple(blocks),
-        lean=False,
+        kind=Kind.SHADOW if chosen.kind is Kind.SHADOW else Kind.WHOLE,
         search=replace(chosen.search, scope_difference=None, streaming_difference=None),
     )
 

@@ -23,9 +23,9 @@ from typing import Any
 
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, contributions
+from poetopt.formulations.block import Block, PyomoBlock, Space, at_most, contributions, equation
 from poetopt.formulations.figures import figures
-from poetopt.formulations.rows import Terms, linear
+from poetopt.formulations.rows import Terms
 
 
 def _needed(space: Space) -> bool:
@@ -60,14 +60,10 @@ def _build(block: PyomoBlock) -> None:
         else:
             rows.append(([*compute, *transfer], most - one_pass))
 
-    def row(_: PyomoBlock, index: int) -> PyomoRow:
-        parts, room = rows[index]
-        if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible if pyo.value(room) >= 0 else pyo.Constraint.Infeasible
-        # relative to one pass: a tolerance then means the same on every device
-        return None, linear(parts, scale), room / scale
-
-    block.within = pyo.Constraint(pyo.RangeSet(0, len(rows) - 1), rule=row, doc="(1h) the step ends in time")
+    # relative to one pass: a tolerance then means the same on every device
+    block.within = equation(
+        pyo.RangeSet(0, len(rows) - 1), lambda index: at_most(*rows[index], scale), "(1h) the step ends in time"
+    )
 
 
 deadline = Block("deadline", _build, when=_needed, collects=True)

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.block import Block, PyomoBlock, at_most, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import ENERGY, TIME, Trial
 from poetopt.formulations.lateness import lateness
 from poetopt.formulations.options import BlockOption
-from poetopt.formulations.rows import linear, terms
+from poetopt.formulations.rows import terms
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import Factor, parse_energy, show_joules, show_limit
 
@@ -40,25 +40,11 @@ TOLERANCE = 1e-9
 """Joules may exceed the limit by this fraction: sums of floats depend on their order."""
 
 
-def _quickest(block: PyomoBlock) -> None:
-    """The least time, whatever it takes: the objective of `energy_budget` without its limit."""
-    block.late_s = terms(lateness(block), np.array([1.0]))
-
-
 def _build(block: PyomoBlock, *, energy_j: float) -> None:
     model = block.model()
-    _quickest(block)
-    parts = contributions(model, "energy_j")
-    base = model.baseline_j
-    scale = base or 1.0
-    room = (energy_j - base) / scale
-
-    def row(_: PyomoBlock) -> PyomoRow:
-        if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible if room >= 0 else pyo.Constraint.Infeasible
-        return None, linear(parts, scale), room
-
-    block.within = pyo.Constraint(rule=row, doc="what a step may take [one pass]")
+    block.late_s = terms(lateness(block), np.array([1.0]))
+    within = at_most(contributions(model, "energy_j"), energy_j - model.baseline_j, model.baseline_j or 1.0)
+    block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may take [one pass]")
 
 
 def _refuses(trial: Trial, *, energy_j: float) -> str | None:
@@ -91,11 +77,6 @@ def energy_budget(energy_j: float) -> Block:
         transfer_times=False,  # sums of joules; which order takes the least time is the planner's matter
         says=f"the least time within {show_joules(energy_j)} a step",
     )
-
-
-def quickest() -> Block:
-    """The block for the shortest step that there is: no limit but the RAM's."""
-    return Block("quickest", _quickest, collects=True, restricts=False, goal=TIME, says="the least time")
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:

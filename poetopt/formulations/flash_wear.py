@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING
 
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.block import Block, PyomoBlock, at_most, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import WRITTEN, Trial
 from poetopt.formulations.options import BlockOption
-from poetopt.formulations.rows import linear
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import parse_size, show_bytes
 
@@ -35,14 +34,8 @@ if TYPE_CHECKING:
 
 def _build(block: PyomoBlock, *, written_bytes: int) -> None:
     parts = contributions(block.model(), "written_bytes")
-    unit = float(written_bytes or 1)
-
-    def row(_: PyomoBlock) -> PyomoRow:
-        if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible
-        return None, linear(parts, unit), written_bytes / unit
-
-    block.within = pyo.Constraint(rule=row, doc="what a step may write [the limit]")
+    within = at_most(parts, written_bytes, float(written_bytes or 1))
+    block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may write [the limit]")
 
 
 def _refuses(trial: Trial, *, written_bytes: int) -> str | None:

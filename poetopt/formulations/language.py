@@ -33,6 +33,7 @@ from poetopt.formulations import building, composition
 from poetopt.formulations.block import (
     Block,
     IndexSet,
+    Kind,
     Limits,
     PyomoBlock,
     PyomoRow,
@@ -59,6 +60,7 @@ __all__ = [
     "Formulation",
     "IndexSet",
     "Ints",
+    "Kind",
     "Limits",
     "PointLike",
     "PyomoBlock",
@@ -85,10 +87,8 @@ class Formulation:
     blocks
         In building order.
     space
-        (problem, limits, scope, paging, remat, lean, transfer_times) -> Space. A `lean` space may lack decisions that
-        no optimum of energy needs; with blocks of others none may be lacking. With `transfer_times` it has those that
-        only blocks need which care in which stage a tensor is moved. Raises FormulationError for a scope that it
-        doesn't have.
+        (problem, limits, scope, paging, remat, kind) -> Space, which leaves out no more than its `Kind` says. Raises
+        FormulationError for a scope that it doesn't have.
     search
         What a search asks of it.
     sets
@@ -100,20 +100,20 @@ class Formulation:
     strict
         Whether only the model's own points count: its rules are stricter than a plan's, so that a heuristic plan
         may lie outside of it.
-    lean
-        Whether `space` may leave out decisions that no optimum of energy needs.
+    kind
+        The kind of its spaces, unless figures may change or a block cares in which stage a tensor is moved.
     """
 
     name: str
     doc: str
     blocks: tuple[Block, ...]
-    space: Callable[[Problem, Limits, str, bool, bool, bool, bool], Space]
+    space: Callable[[Problem, Limits, str, bool, bool, Kind], Space]
     search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
     numbers: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
-    lean: bool = True
+    kind: Kind = Kind.LEAN
 
     def __post_init__(self) -> None:
         for block in self.blocks:
@@ -279,8 +279,10 @@ class Formulation:
         limits["ram_bytes"] = int(limits["ram_bytes"]) - self.reserve_bytes(problem)
         if mutable:
             limits["ceiling_j"] = math.inf
-        lean = self.lean and not mutable
-        return self.space(problem, Limits(open=mutable, **limits), scope, paging, remat, lean, self.transfer_times)
+        kind = Kind.WHOLE if mutable else self.kind
+        if self.transfer_times:
+            kind = Kind.TIMED
+        return self.space(problem, Limits(open=mutable, **limits), scope, paging, remat, kind)
 
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from typing import Any
 
 import numpy as np
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, distinct, equation
+from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, Space, equation
 from poetopt.formulations.decisions import page_ins
 from poetopt.formulations.rows import Terms, linear, terms
 from poetopt.graph.problem import Problem
@@ -59,22 +58,20 @@ def _build(block: PyomoBlock) -> None:
             b[c].fix(0)
     twice = 2.0 if all(s > 0 for s in seconds) and not problem.dma else 1.0
 
-    def arrival(stage: int, i: int, p: Any) -> PyomoRow:
+    def arrival(i: int, stage: int) -> PyomoRow:
         gaps = range(gap_of[_last_real_use(problem, i, stage) + 1], gap_of[stage] + 1)
-        return sum(w[c] + b[c] if problem.dma else w[c] for c in gaps) >= p
+        return sum(w[c] + b[c] if problem.dma else w[c] for c in gaps) >= p[i, stage]
 
-    def both(stage: int, i: int, p: Any) -> PyomoRow:
+    def both(i: int, stage: int) -> PyomoRow:
         if problem.tensors[i].stored:
             return pyo.Constraint.Skip  # its page-out comes after its update, if there is one
         first = 0 if problem.dma else gap_of[problem.tensors[i].producer + 1]
-        return sum(w[c] for c in range(first, gap_of[stage] + 1)) >= twice * p
+        return sum(w[c] for c in range(first, gap_of[stage] + 1)) >= twice * p[i, stage]
 
-    names = distinct(problem.tensors)
-    block.moved = pyo.Set(
-        initialize=[(names[one.target], one.stage) for one in back], dimen=2, doc="(tensor, stage): page-ins"
-    )
-    block.arrival = equation(block.moved, arrival, "the storage wakes between the last use and the page-in", over=back)
-    block.both = equation(block.moved, both, "the storage wakes for the page-out as well as for the page-in", over=back)
+    p = {(one.target, one.stage): one.variable for one in back}
+    block.moved = pyo.Set(initialize=list(p), dimen=2, doc="(i, q): tensor i may be paged in for stage q")
+    block.arrival = equation(block.moved, arrival, "the storage wakes between the last use and the page-in")
+    block.both = equation(block.moved, both, "the storage wakes for the page-out as well as for the page-in")
     if problem.dma:
         moving = model.paging.transfer_s
         busy = linear([Terms(b, before_s), Terms(moving.variables, [-s for s in moving.coefficients])])

@@ -21,11 +21,11 @@ import functools
 import numpy as np
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, contributions
+from poetopt.formulations.block import Block, PyomoBlock, at_most, contributions
 from poetopt.formulations.figures import is_figure
 from poetopt.formulations.goal import SUMS, TIME, Goal, Trial
 from poetopt.formulations.lateness import lateness
-from poetopt.formulations.rows import linear, terms
+from poetopt.formulations.rows import terms
 from poetopt.util.errors import FormulationError
 from poetopt.util.units import show_amount
 
@@ -38,14 +38,8 @@ def _build(block: PyomoBlock, *, goal: Goal, most: float) -> None:
         parts = [terms(lateness(block), np.array([1.0]))]
     else:
         parts = contributions(block.model(), goal.attribute)
-    unit = most or 1.0
-
-    def row(_: PyomoBlock) -> PyomoRow:
-        if not any(part.variables for part in parts):
-            return pyo.Constraint.Feasible
-        return None, linear(parts, unit), most / unit
-
-    block.bound = pyo.Constraint(rule=row, doc="the goal above one pass [the bound]")
+    bound = at_most(parts, most, most or 1.0)
+    block.bound = pyo.Constraint(rule=lambda _: bound, doc="the goal above one pass [the bound]")
 
 
 def _refuses(trial: Trial, *, goal: Goal, most: float) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poetopt.ops import VJPS
 from poetopt.util.errors import ModelError
@@ -117,6 +117,8 @@ class Op:
         The loss that auto takes of what goes into it, where it is all that an output comes from.
     range
         The least and the greatest value of its results, or these of those of its operands.
+    value
+        Its value of numpy's float64 arrays and its attributes, where an activation may be written out with it.
     pole
         The operand at whose 0 a derivative is infinite.
     axis, axes
@@ -171,6 +173,7 @@ class Op:
     is_linear: bool = False
     loss: str = ""
     range: Range | Callable[[Sequence[Range]], Range] | None = None
+    value: Callable[..., Any] | None = None
     pole: int | None = None
     axis: int | None = None
     axes: int | None = None

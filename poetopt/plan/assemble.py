@@ -1,10 +1,10 @@
-"""From decisions to instructions: what is recomputed and paged at which stage makes a plan.
+"""Plans from schedules: instructions for the recomputations and transfers that a schedule decides on.
 
-Everything that a schedule leaves open follows from it: a tensor is paged out as a stage begins (where the schedule
-names none, that of `Problem.written_in`), paged in just before the stage first reads it, and freed after its last
-read.
+A schedule leaves open what follows from it. A tensor is paged out as a stage begins (in the stage of
+`Problem.written_in` unless the schedule names one), paged in just before the stage first reads it, and freed after its
+last read.
 
-That of ordinary training has nothing recomputed, nothing paged, everything freed after its last read.
+The schedule of ordinary training recomputes and pages nothing; each tensor is freed after its last read.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from poetopt.plan.simulate import simulate
 
 
 def plan_of(problem: Problem, schedule: Schedule) -> Plan:
-    """The plan that carries out `schedule` with the least memory at every instant.
+    """Return the plan that carries out `schedule` with the least memory at every instant.
 
-    Its problem says what stays in RAM from one step to the next (`kept`). The result isn't checked: a schedule that
-    reads what is nowhere gives a plan that the simulator refuses.
+    The plan's problem records which tensors stay in RAM from one step to the next (`kept`). The plan isn't checked: if
+    the schedule reads a tensor that is neither in RAM nor on storage, the simulator rejects its plan.
     """
     lasting = problem.keeping(kept(problem, schedule))
     return Plan(lasting, tuple(with_frees(lasting, _events(lasting, schedule))))
 
 
 def kept(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
-    """The tensors with their home on storage that are read before they are paged in: they stay from the step before.
+    """Return the tensors with their home on storage that are read before they are paged in, ascending.
 
-    Ascending. A recompute never reads a tensor before its first reader does; what is streamed is read on storage.
+    These stay in RAM from one step to the next. A recompute never reads a tensor before its first reader does; streamed
+    operands are read on storage.
     """
     first = schedule.first_page_ins
     end = len(problem.operators)
@@ -46,68 +47,72 @@ def kept(problem: Problem, schedule: Schedule) -> tuple[int, ...]:
 
 
 def _first_whole_reads(problem: Problem, schedule: Schedule) -> list[int]:
-    """For each tensor, the first stage that reads it from RAM; the number of stages where none does."""
+    """Return, for each tensor, the first stage that reads it from RAM, or the number of stages if none does."""
     end = len(problem.operators)
-    found = [end] * len(problem.tensors)
+    first_reads = [end] * len(problem.tensors)
     for stage, operator in (*((t, t) for t in range(end)), *schedule.recomputes):
         for i in _effect(problem, schedule, stage, operator).reads:
-            found[i] = min(found[i], stage)
-    return found
+            first_reads[i] = min(first_reads[i], stage)
+    return first_reads
 
 
 def _effect(problem: Problem, schedule: Schedule, stage: int, operator: int) -> Effect:
-    """The effect of a run of `schedule`."""
-    table, variant = effects(problem), schedule.variant_of.get((stage, operator), 0)
-    return table.variants[operator, variant] if variant else table[Action.COMPUTE][operator]
+    """Return the effect of the run of `operator` in `stage` under `schedule`."""
+    all_effects, variant = effects(problem), schedule.variant_of.get((stage, operator), 0)
+    return all_effects.variants[operator, variant] if variant else all_effects[Action.COMPUTE][operator]
 
 
 def _events(problem: Problem, schedule: Schedule) -> list[Instruction]:
-    """Computes and transfers in order, without frees."""
+    """Return the computes and transfers in order, without frees."""
     recomputes = _by_stage(schedule.recomputes)
     page_ins = _by_stage(schedule.page_ins)
     page_outs = _by_stage(_page_outs(problem, schedule))
     events: list[Instruction] = []
     for stage in range(len(problem.operators)):
         events += [Instruction(Action.PAGE_OUT, i) for i in page_outs.get(stage, ())]
-        arriving = set(page_ins.get(stage, ()))
+        pending = set(page_ins.get(stage, ()))
         for operator in [*recomputes.get(stage, ()), stage]:
             effect = _effect(problem, schedule, stage, operator)
-            needed = sorted(arriving.intersection(effect.reads))
-            arriving.difference_update(needed)
+            arriving_now = sorted(pending.intersection(effect.reads))
+            pending.difference_update(arriving_now)
             if operator == stage:
-                needed = sorted({*needed, *arriving})
-            events += [Instruction(Action.PAGE_IN, i) for i in needed]
+                arriving_now = sorted({*arriving_now, *pending})
+            events += [Instruction(Action.PAGE_IN, i) for i in arriving_now]
             events.append(effect.step)
     return [*events, *(Instruction(Action.PAGE_OUT, i) for i in page_outs.get(len(problem.operators), ()))]
 
 
 def _page_outs(problem: Problem, schedule: Schedule) -> set[tuple[int, int]]:
-    """(stage, tensor) of all page-outs: those that the schedule names, and those that go without saying."""
-    first = {i for _, i in schedule.page_ins if problem.written_first(i)}
-    # after its update, if it has one: the next step reads the new value
-    again = {i for i in problem.stored_at_start if problem.tensors[i].carried}
-    told = {i for _, i in schedule.page_outs}
+    """Return (stage, tensor) of all page-outs: those of the schedule and those that follow from it."""
+    first_written = {i for _, i in schedule.page_ins if problem.written_first(i)}
+    # An updated tensor is written after its update: the next step reads the new value.
+    rewritten = {i for i in problem.stored_at_start if problem.tensors[i].carried}
+    scheduled = {i for _, i in schedule.page_outs}
     if schedule.variants:
-        _stream_page_outs(problem, schedule, first, again)
-    left = {
+        _stream_page_outs(problem, schedule, first_written, rewritten)
+    implied = {
         (stage + 1, i)
         for stage in range(-1, len(problem.operators))
         for i in problem.written_after(stage)
-        if i not in told and i in (again if stage >= 0 and i in problem.updates[stage] else first)
+        if i not in scheduled and i in (rewritten if stage >= 0 and i in problem.updates[stage] else first_written)
     }
-    return left | schedule.page_outs
+    return implied | schedule.page_outs
 
 
-def _stream_page_outs(problem: Problem, schedule: Schedule, first: set[int], again: set[int]) -> None:
-    """Add to what is written out after its first run what is streamed in; take out what first runs stream out."""
+def _stream_page_outs(problem: Problem, schedule: Schedule, first_written: set[int], rewritten: set[int]) -> None:
+    """Correct both sets for streamed operands.
+
+    A tensor that is streamed in must be written after its first run. A tensor that the first run streams out is written
+    by that run.
+    """
     table = effects(problem)
     for _, operator, variant in schedule.variants:
-        first.update(i for i in table.variants[operator, variant].streams_in if problem.written_first(i))
+        first_written.update(i for i in table.variants[operator, variant].streams_in if problem.written_first(i))
     for stage, operator, variant in schedule.variants:
         if stage == operator:
             streamed = table.variants[operator, variant].streams_out
-            first.difference_update(streamed)
-            again.difference_update(set(streamed).intersection(problem.updates[operator]))
+            first_written.difference_update(streamed)
+            rewritten.difference_update(set(streamed).intersection(problem.updates[operator]))
 
 
 def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
@@ -118,7 +123,13 @@ def _by_stage(pairs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]:
-    """`events` with every tensor freed as soon as nothing reads it before it is made again."""
+    """Return `events` with a FREE for each tensor as soon as no event reads its value any more.
+
+    Parameters
+    ----------
+    events
+        Computes and transfers in order, without frees.
+    """
     table = effects(problem)
     free = table[Action.FREE]
     needed = [False] * len(problem.tensors)
@@ -139,24 +150,27 @@ def with_frees(problem: Problem, events: list[Instruction]) -> list[Instruction]
 
 
 def schedule_of(plan: Plan, *, page_outs: bool = False) -> Schedule:
-    """The decisions that `plan` carries out: the inverse of `plan_of`, for plans of any origin.
+    """Return the decisions that `plan` carries out: the inverse of `plan_of`, for plans of any origin.
 
+    Parameters
+    ----------
     page_outs
-        Whether the stages of page-outs are decisions; else every tensor is written where that goes without saying, and
-        plans that move the same are one. A tensor that is written amid a stage, after a recompute, is so in any case.
+        Whether the stages of page-outs are decisions. If not, each tensor is written in its default stage, so that
+        plans that move the same tensors have one schedule. That also holds for a tensor that is written within a stage,
+        after a recompute.
     """
-    stage, begins = 0, True
+    stage, at_stage_start = 0, True
     recomputes: set[tuple[int, int]] = set()
     variants: set[tuple[int, int, int]] = set()
     page_ins: set[tuple[int, int]] = set()
     written: set[tuple[int, int]] = set()
-    amid: set[int] = set()
+    within_stage: set[int] = set()
     for instruction in plan.instructions:
         if instruction.action is Action.COMPUTE:
-            begins = instruction.target == stage
+            at_stage_start = instruction.target == stage
             if instruction.variant:
                 variants.add((stage, instruction.target, instruction.variant))
-            if begins:
+            if at_stage_start:
                 stage += 1
             else:
                 recomputes.add((stage, instruction.target))
@@ -164,14 +178,14 @@ def schedule_of(plan: Plan, *, page_outs: bool = False) -> Schedule:
             page_ins.add((stage, instruction.target))
         elif instruction.action is Action.PAGE_OUT:
             written.add((stage, instruction.target))
-            if not begins:
-                amid.add(instruction.target)
-    told = [(stage, i) for stage, i in written if page_outs and i not in amid]
-    return Schedule.written(plan.problem, recomputes, page_ins, told, variants)
+            if not at_stage_start:
+                within_stage.add(instruction.target)
+    scheduled = [(stage, i) for stage, i in written if page_outs and i not in within_stage]
+    return Schedule.written(plan.problem, recomputes, page_ins, scheduled, variants)
 
 
 def everything(problem: Problem) -> Schedule:
-    """Nothing recomputed, and nothing paged but what comes anew with each batch."""
+    """Return the schedule that recomputes nothing and pages only the inputs that each batch replaces."""
     moved = (
         i
         for i in problem.stored_at_start
@@ -181,22 +195,22 @@ def everything(problem: Problem) -> Schedule:
 
 
 def store_all(problem: Problem) -> Plan:
-    """Ordinary training as a plan, not laid out."""
+    """Return ordinary training as a plan without offsets."""
     return plan_of(problem, everything(problem))
 
 
 def store_all_bytes(problem: Problem) -> int:
-    """The least budget in bytes that ordinary training keeps to: what a RAM percentage refers to.
+    """Return the least budget, in bytes, of ordinary training; percentages of RAM refer to it.
 
-    The peak of the live bytes or, where alignment or gaps make it the larger, the arena with the reserve beside it.
+    The budget is the peak of the live bytes or, if alignment or gaps make it larger, the arena plus the reserve.
     """
-    if problem not in _known:
-        plan = store_all(problem.on_any_storage())  # RAM alone counts, whatever storage holds
+    if problem not in _store_all_bytes_of:
+        plan = store_all(problem.on_any_storage())  # only RAM counts, however large the storage is
         peak = simulate(plan).peak_bytes
         laid_out = lay_out(plan, ram_bytes=peak - problem.reserve_bytes, quick=True)
-        _known[problem] = max(peak, arena_bytes(laid_out) + problem.reserve_bytes)
-    return _known[problem]
+        _store_all_bytes_of[problem] = max(peak, arena_bytes(laid_out) + problem.reserve_bytes)
+    return _store_all_bytes_of[problem]
 
 
-_known: WeakKeyDictionary[Problem, int] = WeakKeyDictionary()
-"""A percentage, the search and the report ask for the same figure, and a layout may take seconds."""
+_store_all_bytes_of: WeakKeyDictionary[Problem, int] = WeakKeyDictionary()
+"""Store-all bytes by problem: several callers need the figure, and a layout may take seconds."""

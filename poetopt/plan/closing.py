@@ -1,9 +1,10 @@
-"""The end of a step, behind the last part of a batch: each update with what it reads of storage around it.
+"""Update phase: the updates that follow the last part of a batch, with the transfers that each needs.
 
-A plan says how a part runs. The updates behind the last one follow from it: what is in RAM from one part to the next
-lies where it was, all else is read for its update, whole or chunk by chunk, and written back after it; so is what the
-parts keep in RAM and read from storage all the same, where they let it go in between. An operator has nothing in RAM
-that another one needs, so that each runs in the way of least energy that has room (`poetopt.graph.problem.problem`).
+A plan describes how one part runs. The updates after the last part follow from it. A tensor that stays in RAM from
+part to part keeps its place. Any other tensor is read from storage for its update, whole or in chunks, and written
+back afterwards. A tensor that the parts keep in RAM and also read from storage is written back too, where they allow
+it to leave RAM in between. No operator has anything in RAM that another one needs, so each one runs as the variant of
+least energy that fits (`poetopt.graph.problem.problem`).
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ClosingPlan:
-    """The updates behind the last part, as a plan without offsets.
+    """Updates after the last part, as a plan without offsets.
 
+    Attributes
+    ----------
     problem
-        What they are of; what the parts keep in RAM is in RAM as it begins and as it ends.
+        Problem of the updates; tensors that the parts keep in RAM are in RAM at its start and end.
     beside_bytes
-        What the parts keep in RAM and no update reads.
+        Bytes that the parts keep in RAM and no update reads.
     simulation
-        What they take.
+        Simulation of the updates.
     """
 
     problem: Problem
@@ -39,73 +42,73 @@ class ClosingPlan:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest sum of live bytes, with what the parts keep in RAM."""
+        """Highest sum of live bytes, including the tensors that the parts keep in RAM."""
         return self.simulation.peak_bytes + self.beside_bytes
 
 
 def closing_of(problem: Problem, instructions: Sequence[Instruction]) -> ClosingPlan | None:
-    """The updates that follow the parts of a plan of `problem`; None where nothing follows."""
+    """Return the updates that follow the parts of a plan of `problem`, or None if there are none."""
     from poetopt.plan.simulate import simulate
 
     if problem.closing is None:
         return None
     kept = {problem.tensors[i].name: i for i in problem.lasting}
-    read = {step.target for step in instructions if step.action is Action.PAGE_IN}
+    paged_in = {step.target for step in instructions if step.action is Action.PAGE_IN}
     for step in instructions:
         if step.variant:
-            read.update(problem.operators[step.target].variant(step.variant).streamed_in)
-    again = frozenset(name for name, i in kept.items() if i in read and problem.tensors[i].backed)
-    known: dict[frozenset[str], ClosingPlan] = problem.memo.setdefault(ClosingPlan, {})
-    if again not in known:
-        closing, beside = closing_with(problem, problem.lasting)
-        ways = (0,) * len(closing.operators)
+            paged_in.update(problem.operators[step.target].variant(step.variant).streamed_in)
+    written_back = frozenset(name for name, i in kept.items() if i in paged_in and problem.tensors[i].backed)
+    cache: dict[frozenset[str], ClosingPlan] = problem.memo.setdefault(ClosingPlan, {})
+    if written_back not in cache:
+        closing, unread_bytes = closing_with(problem, problem.lasting)
+        variants = (0,) * len(closing.operators)
         if problem.closing_ram_bytes is not None:
-            ways = ways_within(closing, problem.closing_ram_bytes - problem.reserve_bytes - beside)
-        steps = tuple(_steps(closing, ways, again))
-        known[again] = ClosingPlan(closing, steps, beside, simulate(closing, steps))
-    return known[again]
+            variants = ways_within(closing, problem.closing_ram_bytes - problem.reserve_bytes - unread_bytes)
+        steps = tuple(_steps(closing, variants, written_back))
+        cache[written_back] = ClosingPlan(closing, steps, unread_bytes, simulate(closing, steps))
+    return cache[written_back]
 
 
 def closing_plan(plan: Plan) -> Plan | None:
-    """The updates that follow the parts of `plan`, which has offsets, in the same arena; None where nothing follows."""
+    """Return the updates after `plan`, which has offsets, laid out in the same arena; None if there are none."""
     from poetopt.plan.layout import lasting_at, lay_out_around
 
-    found = closing_of(plan.problem, plan.instructions)
-    return None if found is None else lay_out_around(Plan(found.problem, found.instructions), lasting_at(plan))
+    updates = closing_of(plan.problem, plan.instructions)
+    return None if updates is None else lay_out_around(Plan(updates.problem, updates.instructions), lasting_at(plan))
 
 
 def closing_lives(plan: Plan) -> list[tuple[int, int, int]]:
-    """Bytes, first and last instruction of what the updates behind a plan's parts have in RAM, one after another.
+    """Return (bytes, first, last instruction) of each buffer of the updates that follow a plan.
 
-    Instructions are counted on from the plan's.
+    Updates run one after another. Their instructions are numbered from the plan's last one on.
     """
     from poetopt.plan.layout import buffers
 
-    found = closing_of(plan.problem, plan.instructions)
-    if found is None:
+    updates = closing_of(plan.problem, plan.instructions)
+    if updates is None:
         return []
-    begin, update = len(plan.instructions), _updates(found.instructions)
-    made = (b for b in buffers(Plan(found.problem, found.instructions)) if b.first >= 0 and b.nbytes)
-    return [(b.nbytes, begin + update[b.first], begin + update[b.first]) for b in made]
+    first_index, step_of = len(plan.instructions), _updates(updates.instructions)
+    allocated = (b for b in buffers(Plan(updates.problem, updates.instructions)) if b.first >= 0 and b.nbytes)
+    return [(b.nbytes, first_index + step_of[b.first], first_index + step_of[b.first]) for b in allocated]
 
 
 def _updates(instructions: Sequence[Instruction]) -> list[int]:
-    """For each instruction, the operator that it is before, or that it computes."""
-    found, operator = [], 0
+    """Return, for each instruction, the next operator that is computed (its own for a COMPUTE)."""
+    operators, operator = [], 0
     for step in reversed(instructions):
         operator = step.target if step.action is Action.COMPUTE else operator
-        found.append(operator)
-    return found[::-1]
+        operators.append(operator)
+    return operators[::-1]
 
 
-def _steps(problem: Problem, ways: Sequence[int], again: Set[str]) -> Iterator[Instruction]:
-    """Each operator in its order and way, with its transfers; those named in `again` are written back, too."""
-    there = set(problem.lasting)
-    for k, (operator, way) in enumerate(zip(problem.operators, ways, strict=True)):
-        whole = [i for i in operator.inputs if i not in operator.variant(way).streamed_in]
-        moved = [i for i in whole if i not in there]
-        written = [i for i in whole if i not in there or problem.tensors[i].name in again]
-        yield from (Instruction(Action.PAGE_IN, i) for i in moved)
-        yield Instruction(Action.COMPUTE, k, way)
+def _steps(problem: Problem, variants: Sequence[int], written_back: Set[str]) -> Iterator[Instruction]:
+    """Yield each operator in order, as its variant, with its transfers; tensors in `written_back` are written too."""
+    resident = set(problem.lasting)
+    for k, (operator, variant) in enumerate(zip(problem.operators, variants, strict=True)):
+        unstreamed = [i for i in operator.inputs if i not in operator.variant(variant).streamed_in]
+        paged_in = [i for i in unstreamed if i not in resident]
+        written = [i for i in unstreamed if i not in resident or problem.tensors[i].name in written_back]
+        yield from (Instruction(Action.PAGE_IN, i) for i in paged_in)
+        yield Instruction(Action.COMPUTE, k, variant)
         yield from (Instruction(Action.PAGE_OUT, i) for i in written if problem.tensors[i].updated_by == k)
-        yield from (Instruction(Action.FREE, i) for i in (*moved, *operator.outputs))
+        yield from (Instruction(Action.FREE, i) for i in (*paged_in, *operator.outputs))

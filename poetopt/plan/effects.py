@@ -1,7 +1,7 @@
-"""Effects of instructions, as they read, make, store and free: the one table, which everybody asks who follows a plan.
+"""Effects of instructions: what each reads, makes, stores and frees, in one table for all who follow a plan.
 
-A new kind of instruction is an `Action`, a row of `Effects`, and where it asks for what no other does a check in
-`Machine.apply`; its seconds are `Clock.advance`'s.
+A new kind of instruction needs an `Action`, a row of `Effects`, a check in `Machine.apply` if no other instruction has
+that condition, and its seconds in `Clock.advance`.
 """
 
 from __future__ import annotations
@@ -17,38 +17,40 @@ from poetopt.util.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """The effect of an instruction whenever it runs. Sequences hold tensors.
+    """Effect of an instruction whenever it runs. Sequences contain tensors.
 
+    Attributes
+    ----------
     seconds, joules
-        Of the CPU for a compute, of the transfer for a page-in or page-out.
+        Time and energy of the CPU for a compute, of the transfer for a page-in or page-out.
     operator
-        What it computes; -1 where it computes nothing.
+        Operator that it computes; -1 if none.
     recomputable, until
-        Whether it may run again, and the last stage for that: an update ends what reads the old value.
+        Whether it may run again, and the last stage for that: an update ends the life of the old value.
     reads
-        They must be in RAM; what lies in flash isn't among them.
+        Tensors that must be in RAM; those in flash are left out.
     fetches
-        They must be on storage, and not in RAM.
+        Tensors that must be on storage and not in RAM.
     makes
-        They are in RAM from now on: in a fresh buffer, or over what is there.
+        Tensors that are in RAM from now on, in a fresh buffer or over their old value.
     updates
-        They are written anew, over themselves: a copy of them on storage is old from now on.
+        Tensors that are overwritten with a new value; their copies on storage become stale.
     stores
-        They are on storage from now on.
+        Tensors that are on storage from now on.
     frees
-        Their buffers are released as it ends.
+        Tensors whose buffers are released when it ends.
     settles
-        It waits for transfers of them that are under way: it overwrites or frees them.
+        Tensors whose pending transfers it waits for, because it overwrites or frees them.
     streams_in
-        Read chunk by chunk from storage, where they must be; none of them takes room.
+        Tensors that are read in chunks from storage, where they must be; they take no RAM.
     streams_out
-        Written chunk by chunk to storage, where they are from now on; they must not be in RAM.
+        Tensors that are written in chunks to storage; they must not be in RAM.
     streams
-        Whether it streams anything: CPU and storage are both busy with it.
+        Whether it streams anything; then CPU and storage are both busy.
     takes
-        An input that its output is written over, and that is gone then; its FREE follows, and finds no bytes.
+        Input that its output overwrites and that no longer exists afterwards; the FREE that follows releases no bytes.
     extra_bytes
-        What it takes of RAM beside them while it runs; less than its workspace where it takes over an input.
+        RAM that it needs besides these tensors while it runs; less than its workspace if it overwrites an input.
     """
 
     step: Instruction
@@ -72,10 +74,18 @@ class Effect:
 
 
 class _Running(NamedTuple):
-    """A compute.
+    """Compute of an operator.
 
-    The operator, what of its inputs isn't read in flash, what it updates, the last stage for it, and what it takes
-    beside inputs and outputs.
+    Attributes
+    ----------
+    reads
+        Inputs that are not read in flash.
+    updates
+        Tensors that it updates.
+    until
+        Last stage that it may run in.
+    extra_bytes
+        Bytes that it needs besides inputs and outputs.
     """
 
     operator: ProblemOperator
@@ -89,13 +99,13 @@ def _runs(problem: Problem) -> Iterator[_Running]:
     tensors, end = problem.tensors, len(problem.operators)
     for operator, updates, extra in zip(problem.operators, problem.updates, problem.extra_bytes, strict=True):
         reads = tuple(i for i in operator.inputs if tensors[i].home is not Home.FLASH)
-        overtaken = (tensors[i].updated_by for i in reads if tensors[i].updated)
-        until = min((*overtaken, *operator.updaters), default=end)
+        update_stages = (tensors[i].updated_by for i in reads if tensors[i].updated)
+        until = min((*update_stages, *operator.updaters), default=end)
         yield _Running(operator, reads, updates, until, extra)
 
 
 def _compute(index: int, run: _Running) -> Effect:
-    operator, taken = run.operator, run.operator.takes[:1]
+    operator, overwritten = run.operator, run.operator.takes[:1]
     return Effect(
         Instruction(Action.COMPUTE, index),
         operator.time_s,
@@ -106,14 +116,14 @@ def _compute(index: int, run: _Running) -> Effect:
         reads=run.reads,
         makes=operator.outputs,
         updates=run.updates,
-        settles=(*operator.outputs, *run.updates, *taken),
-        takes=taken,
+        settles=(*operator.outputs, *run.updates, *overwritten),
+        takes=overwritten,
         extra_bytes=run.extra_bytes,
     )
 
 
 def _streamed(plain: Effect, variant: Variant, number: int) -> Effect:
-    """The same compute in another way: what is streamed is neither read from RAM nor made there."""
+    """Return the effect of the same compute as a variant: streamed tensors are neither read from RAM nor made there."""
     streamed = {*variant.streamed_in, *variant.streamed_out}
     reads = tuple(i for i in plain.reads if i not in streamed)
     makes = tuple(i for i in plain.makes if i not in streamed)
@@ -134,22 +144,22 @@ def _streamed(plain: Effect, variant: Variant, number: int) -> Effect:
 
 
 def _page_out(i: int, tensor: ProblemTensor) -> Effect:
-    here = (i,)
-    return Effect(Instruction(Action.PAGE_OUT, i), tensor.page_out_s, tensor.page_out_j, reads=here, stores=here)
+    tensors = (i,)
+    return Effect(Instruction(Action.PAGE_OUT, i), tensor.page_out_s, tensor.page_out_j, reads=tensors, stores=tensors)
 
 
 def _page_in(i: int, tensor: ProblemTensor) -> Effect:
-    here = (i,)
-    return Effect(Instruction(Action.PAGE_IN, i), tensor.page_in_s, tensor.page_in_j, fetches=here, makes=here)
+    tensors = (i,)
+    return Effect(Instruction(Action.PAGE_IN, i), tensor.page_in_s, tensor.page_in_j, fetches=tensors, makes=tensors)
 
 
 def _free(i: int, _: ProblemTensor) -> Effect:
-    here = (i,)
-    return Effect(Instruction(Action.FREE, i), frees=here, settles=here)
+    tensors = (i,)
+    return Effect(Instruction(Action.FREE, i), frees=tensors, settles=tensors)
 
 
 class _Row(dict[int, Effect]):
-    """The effects of one action by target, each made when it is first asked for. Raises PlanError for no target."""
+    """Effects of one action by target, each built on first use. Raises PlanError for an invalid target."""
 
     def __init__(self, make: Callable[[int, Any], Effect], entries: Sequence[_Running | ProblemTensor]) -> None:
         super().__init__()
@@ -157,13 +167,13 @@ class _Row(dict[int, Effect]):
 
     def __missing__(self, target: int) -> Effect:
         if not 0 <= target < len(self.entries):
-            raise PlanError("there is no operator or tensor of that index")
+            raise PlanError("there is no operator or tensor with that index")
         effect = self[target] = self.make(target, self.entries[target])
         return effect
 
 
 class _Variants(dict[tuple[int, int], Effect]):
-    """The effects of computes that aren't plain, by operator and variant. Raises PlanError for no such variant."""
+    """Effects of computes by variants, by (operator, variant). Raises PlanError for an invalid variant."""
 
     def __init__(self, plain: _Row, variants: Sequence[tuple[Variant, ...]]) -> None:
         super().__init__()
@@ -179,9 +189,9 @@ class _Variants(dict[tuple[int, int], Effect]):
 
 
 class Effects(dict[Action, _Row]):
-    """The table of a problem: `effects[action][target]`, and `variants` of computes that aren't plain.
+    """Table of a problem's effects: `effects[action][target]`, and `variants` of computes.
 
-    It holds no reference to the problem, which holds it.
+    It has no reference to the problem, which owns it.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -193,17 +203,17 @@ class Effects(dict[Action, _Row]):
         self.variants = _Variants(self[Action.COMPUTE], [operator.variants for operator in problem.operators])
 
     def of(self, step: Instruction) -> Effect:
-        """The effect of an instruction. Raises PlanError for a target or a variant that isn't there."""
+        """Return the effect of an instruction. Raises PlanError for an invalid target or variant."""
         return self.variants[step.target, step.variant] if step.variant else self[step.action][step.target]
 
     def each(self, steps: Iterable[Instruction]) -> Iterator[Effect]:
-        """The effects of a list of instructions. Raises PlanError for a target or a variant that isn't there."""
+        """Yield the effects of a list of instructions. Raises PlanError for an invalid target or variant."""
         return map(self.of, steps)
 
 
 def effects(problem: Problem) -> Effects:
-    """The table of `problem`, made once."""
+    """Return the table of `problem`, which is built once."""
     if Effects not in problem.memo:
         problem.memo[Effects] = Effects(problem)
-    found: Effects = problem.memo[Effects]
-    return found
+    table: Effects = problem.memo[Effects]
+    return table

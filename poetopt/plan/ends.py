@@ -1,4 +1,4 @@
-"""The end of a step as an operator, for models that know no other: what has to be there then, it reads."""
+"""Tensors that must be in RAM when a step ends, for models that have no such rule: one more operator reads them."""
 
 from __future__ import annotations
 
@@ -9,36 +9,41 @@ from poetopt.plan.instructions import Action, Instruction, Plan
 from poetopt.util.errors import ProblemError
 
 LAST = "end of the step"
-"""The name of the operator that reads what has to be there."""
+"""Name of the operator that reads the tensors that must be in RAM at the end."""
 
 
 def without_ends(problem: Problem) -> Problem:
-    """The same problem, with plans that `with_ends` makes those of `problem`.
+    """Return an equivalent problem without carried tensors, whose plans `with_ends` turns into plans of `problem`.
 
-    Raises ProblemError where an operator updates more than one tensor that is carried in RAM, or streams or takes over
-    another one beside that: its output can take over one input.
+    Raises
+    ------
+    ProblemError
+        If an operator updates more than one tensor that is carried in RAM, or also streams or overwrites another one:
+        its output can replace only one input.
     """
     tensors = [_plain(tensor) for tensor in problem.tensors]
     operators = list(problem.operators)
-    ends = []
+    at_end = []
     for i in problem.at_end:
-        held = problem.tensors[i]
-        if not held.updated:
-            ends.append(i)
+        tensor = problem.tensors[i]
+        if not tensor.updated:
+            at_end.append(i)
             continue
-        u, new = held.updated_by, len(tensors)
-        if operators[u].takes or operators[u].variants or held.backed:
+        u, new_index = tensor.updated_by, len(tensors)
+        if operators[u].takes or operators[u].variants or tensor.backed:
             raise ProblemError(
-                f"operator {operators[u].name!r} updates {held.name!r}, which is carried in RAM, and takes over or "
-                "streams something beside that, or storage has a copy of it, which can't be planned yet; "
-                "give it its home on storage"
+                f"operator {operators[u].name!r} updates {tensor.name!r}, which is carried in RAM. It also overwrites "
+                "or streams another tensor, or storage has a copy of this one. Such an update can't be planned yet. "
+                "Give the tensor its home on storage"
             )
-        tensors.append(replace(tensors[i], name=f"{held.name}, updated", producer=u, home=Home.NOWHERE, updated_by=-1))
-        outputs = (*operators[u].outputs, new)
-        operators[u] = replace(operators[u], outputs=outputs, takes=(i, new), recomputable=False)
-        ends.append(new)
-    if ends:
-        operators.append(ProblemOperator(LAST, tuple(sorted(ends)), (), 0.0, 0.0, recomputable=False, backward=True))
+        tensors.append(
+            replace(tensors[i], name=f"{tensor.name}, updated", producer=u, home=Home.NOWHERE, updated_by=-1)
+        )
+        outputs = (*operators[u].outputs, new_index)
+        operators[u] = replace(operators[u], outputs=outputs, takes=(i, new_index), recomputable=False)
+        at_end.append(new_index)
+    if at_end:
+        operators.append(ProblemOperator(LAST, tuple(sorted(at_end)), (), 0.0, 0.0, recomputable=False, backward=True))
     return replace(problem, operators=tuple(operators), tensors=tuple(tensors))
 
 
@@ -50,9 +55,9 @@ def _plain(tensor: ProblemTensor) -> ProblemTensor:
 
 
 def with_ends(problem: Problem, plan: Plan) -> Plan:
-    """A plan of `without_ends(problem)` as one of `problem`, not laid out."""
-    new = (i for i in problem.at_end if problem.tensors[i].updated)
-    own = dict(enumerate(new, len(problem.tensors)))
+    """Return a plan of `without_ends(problem)` as a plan of `problem`, without offsets."""
+    carried = (i for i in problem.at_end if problem.tensors[i].updated)
+    carried_of = dict(enumerate(carried, len(problem.tensors)))
     updated: set[int] = set()
     steps: list[Instruction] = []
     for step in plan.instructions:
@@ -61,12 +66,12 @@ def with_ends(problem: Problem, plan: Plan) -> Plan:
                 steps.append(step)
                 updated.update(problem.updates[step.target])
             else:
-                updated.update(own)  # and what stays is not freed
+                updated.update(carried_of)  # tensors that stay in RAM are not freed
                 updated.update(problem.at_end)
             continue
-        i = own.get(step.target, step.target)
-        gone = step.target in updated and step.action is Action.FREE and i in problem.at_end
-        if problem.tensors[i].home is not Home.FLASH and not gone:
+        i = carried_of.get(step.target, step.target)
+        is_overwritten = step.target in updated and step.action is Action.FREE and i in problem.at_end
+        if problem.tensors[i].home is not Home.FLASH and not is_overwritten:
             steps.append(Instruction(step.action, i))
     kept = [i for i in plan.problem.lasting if problem.tensors[i].home is Home.STORAGE]
     return Plan(problem.keeping(kept), tuple(steps))

@@ -1,8 +1,8 @@
-"""Fewer runs of transfers: where waking the storage costs energy, page-outs wait for company and page-ins seek it.
+"""Fewer runs of transfers: each wake-up of the storage costs energy, so transfers are moved next to other transfers.
 
-Computes keep their order. A transfer may stand anywhere within its stay. A run saves its waking only where all of its
-transfers find a place beside those of other runs, so that runs are dissolved whole, the shortest first; what the
-simulator passes within the budget and finds cheaper is taken, until there is none.
+Computes keep their order. A transfer may move anywhere within its stay. A run saves its wake-up only if all of its
+transfers find a place next to those of other runs. So whole runs are dissolved, the shortest first. A new plan is
+kept if the simulator accepts it within the budget and finds it cheaper, until no run can be dissolved.
 """
 
 from __future__ import annotations
@@ -18,46 +18,53 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.util.errors import PlanError
 
 TRIALS = 4000
-"""Plans tried, at most."""
+"""Maximum number of plans to try."""
 EFFORT = 200_000
-"""Events looked at in all, at most: long plans get fewer trials."""
+"""Maximum number of events to look at in all: long plans get fewer trials."""
 
 
 def gather(plan: Plan, ram_bytes: int, *, trials: int = TRIALS) -> Plan:
-    """`plan` with its transfers in fewer runs, or itself where that saves nothing.
+    """Return `plan` with its transfers in fewer runs, or `plan` itself if that saves nothing.
 
+    A new plan has no offsets.
+
+    Parameters
+    ----------
     plan
-        One that `simulate` passes with `ram_bytes`.
+        Plan that `simulate` accepts with `ram_bytes`.
     ram_bytes
-        The budget that the new plan keeps as well; it may use more of it than the old one.
+        Budget that the new plan keeps too; it may use more of it than the old one.
 
-    Raises PlanError for a plan that is not valid. A new plan has no offsets.
+    Raises
+    ------
+    PlanError
+        For an invalid plan.
     """
     best = simulate(plan, ram_bytes=ram_bytes)
     if not plan.problem.wake_j:
         return plan
-    found = plan
+    best_plan = plan
     trials = min(trials, EFFORT // max(len(plan.instructions), 1))
-    gained = True
-    while gained and best.wakes > 1:
-        gained = False
-        for tried in _Board(found, best, ram_bytes).candidates():
+    is_cheaper = True
+    while is_cheaper and best.wakes > 1:
+        is_cheaper = False
+        for events in _Board(best_plan, best, ram_bytes).candidates():
             if trials <= 0:
-                return found
+                return best_plan
             trials -= 1
-            steps = tuple(with_frees(plan.problem, tried))
+            steps = tuple(with_frees(plan.problem, events))
             simulation = _passed(plan, steps, ram_bytes)
             if simulation is not None and simulation.overhead_j < best.overhead_j * (1 - 1e-12):
-                best, gained = simulation, True
-                found = replace(plan, instructions=steps, offsets=())
+                best, is_cheaper = simulation, True
+                best_plan = replace(plan, instructions=steps, offsets=())
                 break
-    return found
+    return best_plan
 
 
 class _Board:
-    """The events of a plan without frees, and where each transfer could stand among them.
+    """Events of a plan without frees, and the places where each transfer could be.
 
-    A place is the index of the event that it is before.
+    A place is the index of the event that it precedes.
     """
 
     def __init__(self, plan: Plan, simulation: Simulation, ram_bytes: int) -> None:
@@ -68,7 +75,7 @@ class _Board:
         self.live = [simulation.live_bytes[k] for k in kept]
         self.runs: list[list[int]] = []
         self.touches: list[list[int]] = [[] for _ in self.problem.tensors]
-        until = 0.0
+        run_end_s = 0.0
         for place, (k, step) in enumerate(zip(kept, self.events, strict=True)):
             if step.action is Action.COMPUTE:
                 operator = self.problem.operators[step.target]
@@ -78,28 +85,30 @@ class _Board:
                     continue
             else:
                 self.touches[step.target].append(place)
-            if not self.runs or simulation.start_s[k] > until:
+            if not self.runs or simulation.start_s[k] > run_end_s:
                 self.runs.append([])
             self.runs[-1].append(place)
-            until = simulation.end_s[k]
+            run_end_s = simulation.end_s[k]
 
     def candidates(self) -> Iterator[list[Instruction]]:
-        """The events with one run dissolved: a lone transfer in every way, the members of others in some."""
+        """Yield the events with one run dissolved: all places of a lone transfer, some of those of several."""
         for run in sorted(self.runs, key=len):
             if any(self.events[k].action is Action.COMPUTE for k in run):
-                continue  # it streams, and stays where it is
-            company = {place for other in self.runs if other is not run for k in other for place in (k, k + 1)}
-            ways = [self._places(k, company) for k in run]
-            if not all(ways):
+                continue  # a compute that streams keeps its place
+            neighbours = {place for other in self.runs if other is not run for k in other for place in (k, k + 1)}
+            choices = [self._places(k, neighbours) for k in run]
+            if not all(choices):
                 continue
-            # ways to dissolve a run of several transfers that are tried
-            for places in islice(product(*ways), 4 if len(run) > 1 else None):
+            # Of a run of several transfers, only four combinations of places are tried.
+            for places in islice(product(*choices), 4 if len(run) > 1 else None):
                 yield self._moved(dict(zip(run, places, strict=True)))
 
-    def _places(self, k: int, company: set[int]) -> list[int]:
-        """The places in company that transfer `k` may stand at, the nearest first."""
+    def _places(self, k: int, neighbours: set[int]) -> list[int]:
+        """Return the places in `neighbours` that transfer `k` may move to, the nearest first."""
         low, high = self._window(k)
-        places = sorted((place for place in company if low <= place <= high), key=lambda place: (abs(place - k), place))
+        places = sorted(
+            (place for place in neighbours if low <= place <= high), key=lambda place: (abs(place - k), place)
+        )
         if self.events[k].action is Action.PAGE_OUT:
             return places
         spare = self.ram_bytes - self.problem.tensors[self.events[k].target].nbytes
@@ -107,30 +116,32 @@ class _Board:
         return [place for place in places if place > k or max(self.live[place:k], default=0) <= spare]
 
     def _window(self, k: int) -> tuple[int, int]:
-        """The first and the last place where transfer `k` still moves what it does."""
+        """Return the first and the last place where transfer `k` still moves the same value."""
         touches = self.touches[self.events[k].target]
-        at = bisect_left(touches, k)
+        index = bisect_left(touches, k)
         if self.events[k].action is Action.PAGE_IN:
-            return (touches[at - 1] + 1 if at else 0), touches[at + 1] if at + 1 < len(touches) else len(self.events)
+            return (touches[index - 1] + 1 if index else 0), touches[index + 1] if index + 1 < len(touches) else len(
+                self.events
+            )
         tensor = self.problem.tensors[self.events[k].target]
         updated = [
             place
-            for place in touches[:at]
+            for place in touches[:index]
             if self.events[place].action is Action.COMPUTE and self.events[place].target == tensor.updated_by
         ]
         first = updated[-1] + 1 if updated else touches[0] + 1 if tensor.computed else 0
-        later = (place for place in touches[at + 1 :] if self._reads_back(place, self.events[k].target))
+        later = (place for place in touches[index + 1 :] if self._reads_back(place, self.events[k].target))
         return first, next(later, len(self.events))
 
     def _reads_back(self, place: int, tensor: int) -> bool:
-        """Tell whether the event there needs the copy of `tensor` on storage."""
+        """Return whether the event at `place` needs the copy of `tensor` on storage."""
         event = self.events[place]
         if event.action is Action.COMPUTE:
             return tensor in self.problem.operators[event.target].variant(event.variant).streamed_in
         return event.action is Action.PAGE_IN
 
     def _moved(self, places: dict[int, int]) -> list[Instruction]:
-        """The events with some transfers at other places."""
+        """Return the events with some transfers moved to the given places."""
         order = sorted(range(len(self.events)), key=lambda k: (places[k], 0, k) if k in places else (k, 1, k))
         return [self.events[k] for k in order]
 

@@ -1,4 +1,4 @@
-"""The plan's vocabulary: four instructions, and the list of them that is a schedule."""
+"""Vocabulary of plans: four kinds of instructions, and the list of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Action(StrEnum):
-    """The kinds of instructions (Algorithm 2 of the paper)."""
+    """Kinds of instructions (Algorithm 2 of the paper)."""
 
     COMPUTE = "compute"
     """Run an operator; its outputs become resident (those already there are overwritten in place)."""
@@ -29,10 +29,12 @@ class Action(StrEnum):
 class Instruction:
     """One step of a plan.
 
+    Attributes
+    ----------
     target
-        An operator's index for COMPUTE, else a tensor's.
+        Index of an operator for COMPUTE, else of a tensor.
     variant
-        Of a COMPUTE, how it runs: 0 plain, v by `ProblemOperator.variants[v - 1]`.
+        How a COMPUTE runs: 0 without streaming, v as `ProblemOperator.variants[v - 1]`.
     """
 
     action: Action
@@ -42,14 +44,16 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule of one training step for one problem.
+    """Plan of one training step for one problem.
 
+    Attributes
+    ----------
     instructions
-        In execution order. Graph inputs are resident before the first one.
+        Instructions in execution order. Graph inputs are in RAM before the first one.
     offsets
-        Where each buffer starts in the arena: for the k-th allocation in execution order (each graph
-        input in index order, then for each instruction what it makes newly resident, in index order,
-        and for COMPUTE lastly its workspace) a byte offset. Empty until the plan has been laid out.
+        Byte offset of each buffer in the arena, by allocation in execution order: each graph input in index order, then
+        for each instruction the tensors that it allocates, in index order, and for a COMPUTE lastly its workspace.
+        Empty until the plan is laid out.
     """
 
     problem: Problem = field(repr=False)
@@ -58,8 +62,8 @@ class Plan:
 
     @property
     def instruction_bytes(self) -> int:
-        """Bytes of the instructions, 7 bits a byte: two bits of action before the target, and a byte for a variant."""
-        return sum(-(-(one.target.bit_length() + 2) // 7) + (one.variant > 0) for one in self.instructions)
+        """Bytes of the instructions: 2 bits of action before the target in 7-bit bytes, and one byte for a variant."""
+        return sum(-(-(step.target.bit_length() + 2) // 7) + (step.variant > 0) for step in self.instructions)
 
     def __repr__(self) -> str:
         laid_out = "laid out" if self.offsets else "not laid out"

@@ -1,13 +1,12 @@
-"""Cleaning a list of instructions: what has no effect goes, and buffers are released as early as that is free.
+"""Cleanup of a list of instructions: those without effect are removed, and buffers are released earlier.
 
-One backward walk removes page-ins that nothing reads, page-outs that nothing reads back (and all but the
-first of the same tensor), and recomputes whose outputs are all unread or where they were anyway; what they alone needed
-goes with them. A FREE moves to right after the last use. On a device with DMA one that waits for a page-out
-stays where it is, since it would wait longer earlier.
+One backward walk removes page-ins that nothing reads, page-outs that nothing reads back (and all but the first of a
+tensor), and recomputes whose outputs are unread or already in RAM. Instructions that only these needed are removed as
+well. A FREE moves to right after the last use. On a device with DMA, a FREE that waits for a page-out keeps its place,
+because it would wait longer earlier.
 
-None of it can raise the peak, the energy or the makespan: each tensor is resident during part of the time that
-it was, each compute and transfer that stays reads the same content in the same order, and with fewer of them nothing
-starts later.
+No step raises the peak, the energy or the makespan: each tensor is resident during part of its earlier time, each
+remaining compute and transfer reads the same content in the same order, and with fewer of them nothing starts later.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ NEVER = -2
 
 
 def normalize(plan: Plan) -> Plan:
-    """The same plan without what has no effect; it has no offsets unless nothing changed.
+    """Return the plan without instructions that have no effect; it has no offsets unless nothing changed.
 
-    The plan must be one that `simulate` passes. `normalize(normalize(plan))` is `normalize(plan)`.
+    The plan must be one that `simulate` accepts. `normalize(normalize(plan))` equals `normalize(plan)`.
     """
     steps = plan.instructions
     while True:
@@ -38,26 +37,26 @@ def normalize(plan: Plan) -> Plan:
 
 
 class _Walk:
-    """One backward walk. A *stay* is a tensor's time in RAM, from what makes it to its last use or FREE."""
+    """One backward walk. A *stay* is a tensor's time in RAM, from its first instruction to its last use or FREE."""
 
     def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
         self.problem = problem
         self.effects = [*effects(problem).each(steps)]
         tensors = len(problem.tensors)
-        # Of the stay that the walk is in, for each tensor: its last use, its FREE, whether a page-out belongs to it.
+        # For each tensor, of its current stay: the last use, the FREE, whether a page-out belongs to it.
         self.last_use = [NEVER] * tensors
         self.freed = [NEVER] * tensors
         self.written_out = [False] * tensors
-        # After each instruction; after the end, where nothing is freed; and last, before the first.
+        # Frees after each instruction; after the end (none); and, last, before the first.
         self.frees: list[list[int]] = [[] for _ in range(len(steps) + 2)]
         for i in problem.at_end:
             self.last_use[i] = len(steps)
 
     def cleaned(self) -> tuple[Instruction, ...]:
-        """The instructions that stay, with frees where they belong."""
+        """Return the remaining instructions, with frees where they belong."""
         problem = self.problem
         first, held, stored = self._forward()
-        # What a page-out must reach: the next page-in, or the next step.
+        # A page-out is needed by the next page-in, or by the next step.
         read_back = {i for i in problem.stored_at_start if problem.tensors[i].carried}
         kept = [False] * len(self.effects)
         for index in range(len(self.effects) - 1, -1, -1):
@@ -96,9 +95,9 @@ class _Walk:
         return tuple(result)
 
     def _forward(self) -> tuple[set[int], list[set[int]], dict[int, set[int]]]:
-        """The first runs of operators and first page-outs of tensors, and what each instruction overwrites in place.
+        """Return first runs and first page-outs, and the tensors that each instruction overwrites in place.
 
-        Last what a compute puts on storage that isn't there, of those that stream.
+        The third result has the tensors that each streaming compute puts on storage for the first time.
         """
         ran: set[int] = set()
         stored = set(self.problem.stored_at_start)
@@ -124,9 +123,9 @@ class _Walk:
         if self.last_use[tensor] == NEVER:
             self.last_use[tensor] = index
 
-    def _begin(self, tensor: int, index: int, made: bool) -> None:
-        """The walk has reached what makes a tensor: place the FREE of the stay that begins here, if it does begin."""
-        if made:
+    def _begin(self, tensor: int, index: int, begins: bool) -> None:
+        """Handle the instruction that makes a tensor: place the FREE of the stay that begins here, if one does."""
+        if begins:
             last = self.last_use[tensor] if self.last_use[tensor] != NEVER else index
             if self.problem.dma and self.written_out[tensor]:
                 last = self.freed[tensor]

@@ -1,7 +1,6 @@
-"""The decisions of a schedule, between a model's solution and a plan's instructions.
+"""Decisions of a schedule, between a model's solution and a plan's instructions.
 
-A *stage* t begins after the first compute of operator t-1 and ends with the first compute of
-operator t.
+A *stage* t begins after the first compute of operator t-1 and ends with the first compute of operator t.
 """
 
 from __future__ import annotations
@@ -20,19 +19,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The decisions of a schedule.
+    """Decisions of a schedule.
 
+    Attributes
+    ----------
     recomputes
         (stage, operator) pairs: the operator runs again in that stage.
     page_ins
-        (stage, tensor) pairs: the tensor comes back from storage in that stage.
+        (stage, tensor) pairs: the tensor is read from storage in that stage.
     page_outs
-        (stage, tensor) pairs: the tensor is written to storage as that stage begins, and stays in RAM until then; a
-        stage after the last one is the step's end. A tensor that has none is written where it always may be
+        (stage, tensor) pairs: the tensor is written to storage when that stage begins, and stays in RAM until then. The
+        stage after the last one is the step's end. A tensor without a pair is written in its default stage
         (`Problem.written_in`), once, if it goes to storage at all.
     variants
-        (stage, operator, variant): the operator's run in that stage is by one of its variants, numbered as in
-        `Instruction`. Its first run is in the stage of its own number; all other runs are plain.
+        (stage, operator, variant): the operator runs in that stage as that variant, numbered as in `Instruction`. Its
+        first run is in the stage of its own number. All other runs use variant 0.
     """
 
     recomputes: frozenset[tuple[int, int]] = frozenset()
@@ -49,25 +50,25 @@ class Schedule:
         page_outs: Iterable[tuple[int, int]],
         variants: Iterable[tuple[int, int, int]] = (),
     ) -> Schedule:
-        """A schedule without the page-outs that go without saying: so equal decisions make equal schedules."""
+        """Return a schedule without page-outs in default stages, so that equal decisions make equal schedules."""
         stages: dict[int, set[int]] = {}
         for stage, i in page_outs:
             stages.setdefault(i, set()).add(stage)
-        told = [(stage, i) for i, found in stages.items() if found != {problem.written_in(i)} for stage in found]
-        return cls(frozenset(recomputes), frozenset(page_ins), frozenset(told), frozenset(variants))
+        explicit = [(stage, i) for i, writes in stages.items() if writes != {problem.written_in(i)} for stage in writes]
+        return cls(frozenset(recomputes), frozenset(page_ins), frozenset(explicit), frozenset(variants))
 
     @cached_property
     def variant_of(self) -> Mapping[tuple[int, int], int]:
-        """(stage, operator) -> the variant of that run, of those that aren't plain."""
+        """Variant of each run, (stage, operator), that isn't variant 0."""
         return {(stage, operator): variant for stage, operator, variant in self.variants}
 
     @cached_property
     def first_page_ins(self) -> Mapping[int, int]:
-        """Tensor -> the stage of its first page-in."""
+        """Stage of the first page-in of each tensor."""
         return {i: stage for stage, i in sorted(self.page_ins, reverse=True)}
 
     def writes_again(self, problem: Problem) -> bool:
-        """Tell whether a paged tensor is recomputed before its first page-in: either copy may be written out."""
+        """Return whether a paged tensor is recomputed before its first page-in: either copy may be written out."""
         return any(
             stage <= self.first_page_ins.get(i, -1)
             for stage, operator in self.recomputes
@@ -77,16 +78,18 @@ class Schedule:
 
 @dataclass(frozen=True, eq=False)
 class FractionalSchedule:
-    """The shares of a relaxation's point: each decision between 0 and 1.
+    """Shares of a relaxation's solution: each decision is between 0 and 1.
 
+    Attributes
+    ----------
     kept
-        (n_tensors, n_stages): how much of a tensor stays from a stage to the next.
+        (n_tensors, n_stages): share of each tensor that stays in RAM from a stage to the next.
     recomputes
-        (stage, operator) -> how much of the operator runs again there; pairs without any are left out.
+        (stage, operator) -> share of the operator that runs again there; zero shares are left out.
     page_ins
-        (stage, tensor) -> how much of the tensor comes back from storage there; pairs without any are left out.
+        (stage, tensor) -> share of the tensor that is read from storage there; zero shares are left out.
     variants
-        (stage, operator, variant) -> how much of the operator's run there is by the variant.
+        (stage, operator, variant) -> share of the operator's run there by that variant.
     """
 
     kept: NDArray[np.float64]

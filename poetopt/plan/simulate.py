@@ -1,11 +1,11 @@
-"""The exact simulator: what a list of instructions needs in bytes, joules and seconds, and whether it is valid.
+"""Exact simulator: bytes, joules and seconds of a list of instructions, and whether the list is valid.
 
-It knows problems and instructions, and nothing of solvers or formulations, so that what it passes is
-right whoever made it.
+The simulator depends on problems and instructions only, not on solvers or formulations, so its verdict holds for a
+plan of any origin.
 
-It walks `poetopt.plan.machine` for the bytes, which decide validity, and then its clock for the seconds.
-Bytes are a matter of the order of instructions alone: a FREE waits for the transfers of its tensor, so the clock can't
-raise the peak.
+It steps `poetopt.plan.machine` for the bytes, which decide validity, and then the machine's clock for the seconds.
+Bytes depend only on the order of instructions: a FREE waits for the transfers of its tensor, so the clock can't raise
+the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from poetopt.plan.machine import Clock, Machine
 from poetopt.util.errors import PlanError
 
 SUPPORTS = frozenset(Feature)
-"""Features of problems that the machine runs."""
+"""Features of problems that the machine supports."""
 
 RELATIVE_TOLERANCE = 1e-9
 """A makespan may exceed the deadline by this fraction: sums of floats depend on their order."""
@@ -30,44 +30,46 @@ RELATIVE_TOLERANCE = 1e-9
 SIMULATED = (
     "energy_j", "overhead_j", "peak_bytes", "makespan_s", "recomputes", "page_ins", "page_outs", "bytes_paged",
 )  # fmt: skip
-"""Columns that a simulation gives."""
+"""Columns with figures of a simulation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Simulation:
-    """The course of a plan's step, exactly. All tuples have one entry an instruction.
+    """Exact course of a plan's step. All tuples have one entry per instruction.
 
-    Of a batch in parts, all figures are those of the whole step: each part by the plan's instructions, and the updates
-    that follow; the tuples are of the instructions, with the seconds of all parts.
+    For a batch in parts, all figures are those of the whole step: the plan's instructions for each part, then the
+    updates. The tuples refer to the plan's instructions, with the seconds of all parts.
 
+    Attributes
+    ----------
     peak_bytes
-        The highest sum of live bytes, the graph inputs before the first instruction included.
+        Highest sum of live bytes, including the graph inputs before the first instruction.
     energy_j, overhead_j
-        Joules of all computes and transfers; the same less one plain compute of each operator.
+        Joules of all computes and transfers; the same minus one compute of each operator without streaming.
     compute_s, transfer_s
-        Sums of the seconds of all computes, streamed ones with their transfers, and of all transfers beside them.
+        Total seconds of all computes (streaming ones with their transfers), and of all other transfers.
     waits_s
-        Seconds that the CPU stood still for a transfer.
+        Seconds that the CPU waited for a transfer.
     makespan_s
-        When the last compute or transfer ends.
+        End of the last compute or transfer.
     recomputes, page_ins, page_outs
-        How many there are; a recompute is any compute of an operator but its first.
+        Their numbers; a recompute is any compute of an operator after its first.
     wakes
         How often the storage is powered on: runs of transfers without a pause.
     bytes_paged
-        Bytes moved to and from storage by page-outs and page-ins.
+        Bytes that page-outs and page-ins move.
     streamed_runs
-        How many computes stream an operand or an output.
+        Number of computes that stream an operand or an output.
     bytes_streamed, bytes_streamed_out
-        Bytes of all their chunks, and of those that they write.
+        Bytes of all their chunks, and of the chunks that they write.
     bytes_written
         Bytes that page-outs and streamed computes write to storage.
     stored_bytes
-        What all tensors written out take on storage, in whole blocks.
+        Bytes of storage that the written tensors occupy, in whole blocks.
     live_bytes
-        Live bytes during the instruction: what it makes and what it frees included.
+        Live bytes during each instruction, including the tensors that it makes and frees.
     start_s, end_s
-        When it runs: on the channel for a transfer beside the CPU, on the CPU for all others.
+        When it runs: on the channel for a transfer beside the CPU, otherwise on the CPU.
     """
 
     peak_bytes: int
@@ -99,17 +101,28 @@ def simulate(
     ram_bytes: int | None = None,
     deadline_s: float | None = None,
 ) -> Simulation:
-    """Run a plan on paper.
+    """Simulate a plan.
 
+    Parameters
+    ----------
     plan, instructions
-        A plan; or a problem, and the instructions to try on it.
+        A plan; or a problem and the instructions to try on it.
     ram_bytes, deadline_s
-        The budgets that the peak and the makespan must keep, where there are any.
+        Budgets for the peak and the makespan, if any.
 
-    Raises PlanError, naming the instruction, for a plan that is not valid: it reads or frees what is not
-    in RAM, pages or streams in what was never written out, streams out what is in RAM, pages on a device without
-    storage or more than it holds, computes an operator too early, never, or again though it can't be recomputed, reads
-    what an update has replaced, ends without what the next step needs, or exceeds a budget.
+    Returns
+    -------
+    Simulation
+        Exact figures of the step.
+
+    Raises
+    ------
+    PlanError
+        For an invalid plan; the message names the instruction. A plan is invalid if it reads or frees a tensor that is
+        not in RAM, pages or streams in a tensor that was never written out, streams out a tensor that is in RAM, pages
+        on a device without storage or more than it holds, or computes an operator too early, never, or again although
+        it can't be recomputed. It is also invalid if it reads the old value of an updated tensor, ends without a tensor
+        that the next step needs, or exceeds a budget.
     """
     if isinstance(plan, Problem):
         if instructions is None:
@@ -124,87 +137,89 @@ def simulate(
     initial_bytes = machine.live
     if ram_bytes is not None and initial_bytes > ram_bytes:
         raise PlanError(
-            f"the graph inputs alone take {initial_bytes} bytes, more than the RAM budget of {ram_bytes} bytes; "
-            "give more RAM or a smaller batch"
+            f"the graph inputs alone take {initial_bytes} bytes, more than the RAM budget of {ram_bytes} bytes. "
+            "Give more RAM or a smaller batch"
         )
-    done: list[Effect] = []
+    executed: list[Effect] = []
     live: list[int] = []
     try:
         for effect in effects(problem).each(steps):
-            done.append(effect)
-            now = machine.apply(effect)
-            if ram_bytes is not None and now > ram_bytes:
-                over = now - ram_bytes
-                raise PlanError(f"{now} bytes are live, {over} more than the RAM budget of {ram_bytes} bytes")
-            live.append(now)
+            executed.append(effect)
+            live_bytes = machine.apply(effect)
+            if ram_bytes is not None and live_bytes > ram_bytes:
+                excess = live_bytes - ram_bytes
+                raise PlanError(f"{live_bytes} bytes are live, {excess} more than the RAM budget of {ram_bytes} bytes")
+            live.append(live_bytes)
     except PlanError as error:
-        raise PlanError(f"{_named(problem, steps, len(live))}: {error}") from None
+        raise PlanError(f"{_describe_instruction(problem, steps, len(live))}: {error}") from None
     try:
         machine.finish()
     except PlanError as error:
         raise PlanError(f"the plan ends after {len(live)} instructions {error}") from None
-    closing = closing_of(problem, steps)
-    if closing is not None and ram_bytes is not None and closing.peak_bytes > ram_bytes:
+    updates = closing_of(problem, steps)
+    if updates is not None and ram_bytes is not None and updates.peak_bytes > ram_bytes:
         raise PlanError(
-            f"the updates behind the last part take {closing.peak_bytes} bytes, more than the RAM budget of "
-            f"{ram_bytes} bytes; give more RAM, or leave out --micro-batch"
+            f"the updates after the last part take {updates.peak_bytes} bytes, more than the RAM budget of "
+            f"{ram_bytes} bytes. Give more RAM, or leave out micro_batch"
         )
-    found = _timed(machine, done, live, initial_bytes)
+    simulation = _time(machine, executed, live, initial_bytes)
     if problem.parts > 1:
-        found = _of_all_parts(found, problem, steps, closing)
-    if deadline_s is not None and found.makespan_s > deadline_s * (1 + RELATIVE_TOLERANCE):
+        simulation = _whole_step(simulation, problem, steps, updates)
+    if deadline_s is not None and simulation.makespan_s > deadline_s * (1 + RELATIVE_TOLERANCE):
         raise PlanError(
-            f"the plan takes {found.makespan_s:.9g} s, {found.makespan_s - deadline_s:.3g} s more than "
+            f"the plan takes {simulation.makespan_s:.9g} s, {simulation.makespan_s - deadline_s:.3g} s more than "
             f"the deadline of {deadline_s:.9g} s"
         )
-    return found
+    return simulation
 
 
 COUNTED = (
     "recomputes", "page_ins", "page_outs", "wakes", "bytes_paged", "streamed_runs", "bytes_streamed",
     "bytes_streamed_out", "bytes_written",
 )  # fmt: skip
-"""Counts that add up over the parts of a batch."""
+"""Counts that are summed over the parts of a batch."""
 
 
-def _of_all_parts(
-    part: Simulation, problem: Problem, steps: Sequence[Instruction], closing: ClosingPlan | None
+def _whole_step(
+    part: Simulation, problem: Problem, steps: Sequence[Instruction], updates: ClosingPlan | None
 ) -> Simulation:
-    """The whole step, where `part` has the seconds and joules of all parts, and the rest of one."""
+    """Return the figures of the whole step. `part` has seconds and joules of all parts, and other figures of one."""
     counts = {name: problem.parts * getattr(part, name) for name in COUNTED}
-    unread = [
+    unread_tensors = [
         step.target for step in steps if step.action is Action.PAGE_IN and problem.tensors[step.target].zero_first
     ]
-    counts["page_ins"] -= len(unread)
-    counts["bytes_paged"] -= problem.nbytes(unread)
-    ways = (problem.operators[step.target].variant(step.variant) for step in steps if step.variant)
-    counts["bytes_streamed"] -= sum(way.zero_first_bytes for way in ways)
-    if closing is None:
+    counts["page_ins"] -= len(unread_tensors)
+    counts["bytes_paged"] -= problem.nbytes(unread_tensors)
+    variants = (problem.operators[step.target].variant(step.variant) for step in steps if step.variant)
+    counts["bytes_streamed"] -= sum(variant.zero_first_bytes for variant in variants)
+    if updates is None:
         return replace(part, **counts)
-    last = closing.simulation
+    update_figures = updates.simulation
     summed = ("overhead_j", "compute_s", "transfer_s", "waits_s", "makespan_s")
-    known = {held.name for held in problem.tensors}
-    theirs = closing.problem
-    more = sum(theirs.blocks(i) for i in theirs.stored_at_start if theirs.tensors[i].name not in known)
+    names = {tensor.name for tensor in problem.tensors}
+    update_problem = updates.problem
+    more_blocks = sum(
+        update_problem.blocks(i) for i in update_problem.stored_at_start if update_problem.tensors[i].name not in names
+    )
     return replace(
         part,
-        **{name: count + getattr(last, name) for name, count in counts.items()},
-        **{name: getattr(part, name) + getattr(last, name) for name in summed},
-        energy_j=part.energy_j + last.overhead_j,
-        peak_bytes=max(part.peak_bytes, closing.peak_bytes),
-        stored_bytes=part.stored_bytes + more * problem.storage_block_bytes,
+        **{name: count + getattr(update_figures, name) for name, count in counts.items()},
+        **{name: getattr(part, name) + getattr(update_figures, name) for name in summed},
+        energy_j=part.energy_j + update_figures.overhead_j,
+        peak_bytes=max(part.peak_bytes, updates.peak_bytes),
+        stored_bytes=part.stored_bytes + more_blocks * problem.storage_block_bytes,
     )
 
 
-def _timed(machine: Machine, done: Sequence[Effect], live: Sequence[int], initial_bytes: int) -> Simulation:
-    """Seconds and joules of instructions that the machine has passed."""
+def _time(machine: Machine, executed: Sequence[Effect], live: Sequence[int], initial_bytes: int) -> Simulation:
+    """Return seconds and joules of instructions that the machine has accepted."""
     problem, clock = machine.problem, Clock(machine.problem)
     starts: list[float] = []
     ends: list[float] = []
     waits = compute_s = transfer_s = overhead_j = 0.0
-    ahead = recomputes = page_ins = page_outs = wakes = moved = written = 0
+    next_operator = recomputes = page_ins = page_outs = wakes = paged = paged_out = 0
     streamed_runs = streamed = streamed_out = 0
-    for effect in done:
+    for effect in executed:
         cpu = clock.cpu
         start = clock.advance(effect)
         starts.append(start)
@@ -217,14 +232,14 @@ def _timed(machine: Machine, done: Sequence[Effect], live: Sequence[int], initia
             overhead_j += effect.joules
             page_ins += len(effect.fetches)
             page_outs += len(effect.stores)
-            moved += problem.nbytes(effect.fetches or effect.stores)
-            written += problem.nbytes(effect.stores)
+            paged += problem.nbytes(effect.fetches or effect.stores)
+            paged_out += problem.nbytes(effect.stores)
             continue
         waits += start - cpu
         compute_s += effect.seconds
         if effect.operator >= 0:
-            if effect.operator == ahead:
-                ahead += 1
+            if effect.operator == next_operator:
+                next_operator += 1
                 if effect.step.variant:
                     overhead_j += effect.joules - problem.operators[effect.operator].energy_j
             else:
@@ -247,11 +262,11 @@ def _timed(machine: Machine, done: Sequence[Effect], live: Sequence[int], initia
         page_ins=page_ins,
         page_outs=page_outs,
         wakes=wakes,
-        bytes_paged=moved,
+        bytes_paged=paged,
         streamed_runs=streamed_runs,
         bytes_streamed=streamed,
         bytes_streamed_out=streamed_out,
-        bytes_written=written + streamed_out,
+        bytes_written=paged_out + streamed_out,
         stored_bytes=machine.blocks * problem.storage_block_bytes,
         live_bytes=tuple(live),
         start_s=tuple(starts),
@@ -259,10 +274,10 @@ def _timed(machine: Machine, done: Sequence[Effect], live: Sequence[int], initia
     )
 
 
-def _named(problem: Problem, steps: Sequence[Instruction], index: int) -> str:
-    """Instruction `index` in words."""
+def _describe_instruction(problem: Problem, steps: Sequence[Instruction], index: int) -> str:
+    """Return the description of instruction `index` for messages."""
     step = steps[index]
     entries = problem.operators if step.action is Action.COMPUTE else problem.tensors
     name = repr(entries[step.target].name) if 0 <= step.target < len(entries) else f"number {step.target}"
-    way = f", variant {step.variant}" if step.variant else ""
-    return f"instruction {index} ({step.action} {name}{way})"
+    variant = f", variant {step.variant}" if step.variant else ""
+    return f"instruction {index} ({step.action} {name}{variant})"

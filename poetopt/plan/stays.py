@@ -1,8 +1,8 @@
-"""A plan seen as computes in a fixed order, and transfers that can move between them.
+"""Plans as computes in a fixed order, and transfers that can move between them.
 
-A *stay* is a tensor's time in RAM, from what makes it (a compute, a page-in, or the start) to its FREE. Computes keep
-their order, every read its stay and every transfer too; when a transfer is queued is open. Events are numbered: the
-k-th compute is event k, and transfers follow.
+A *stay* is a tensor's time in RAM, from the event that makes it (a compute, a page-in, or the start) to its FREE.
+Computes keep their order; every read and every transfer keeps its stay; the queueing time of a transfer is free.
+Events are numbered: the k-th compute is event k, and transfers follow.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from poetopt.plan.machine import Clock, Machine
 
 
 class Queueing:
-    """One moment of a plan on a device with DMA: `step` advances it by an event, `copy` lets a search branch.
+    """State of a plan at one moment on a device with DMA. `step` advances it by an event; `copy` lets a search branch.
 
+    Attributes
+    ----------
     machine, clock
-        Its bytes and its seconds.
+        State of its bytes and its seconds.
     done, queued
-        How many computes are behind it, and the transfers that are.
+        Number of completed computes, and the queued transfers.
     held
-        The stay of each tensor in RAM, `START` of the others.
+        Stay of each tensor in RAM, `START` for the others.
     steps
-        The instructions so far, where they are written down.
+        Instructions so far, if they are recorded.
     waits
-        Each time that the CPU stood still for a transfer: seconds, the event that waited, the tensor under way, or
-        `START` where a compute that streams waited for whatever was on the channel.
+        Each wait of the CPU for a transfer: seconds, the event that waited, and the tensor in transfer, or `START` if a
+        streaming compute waited for any transfer on the channel.
     """
 
     __slots__ = ("clock", "done", "held", "machine", "moves", "queued", "ram_bytes", "steps", "waiting", "waits")
@@ -45,14 +47,14 @@ class Queueing:
         self.waiting: list[tuple[float, int]] = []
         self.steps: list[Instruction] | None = [] if written else None
         self.waits: list[tuple[float, int, int]] = []
-        begun = [index for index, stay in enumerate(moves.stays) if stay.made_by == START]
-        for index in begun:
+        initial = [index for index, stay in enumerate(moves.stays) if stay.made_by == START]
+        for index in initial:
             self.held[moves.stays[index].tensor] = index
-        for index in begun:
-            self._ended(index)
+        for index in initial:
+            self._end_stay(index)
 
     def copy(self) -> Queueing:
-        """The same moment, to go on from differently; nothing is written down from here on."""
+        """Return a copy of this state, to continue differently; it records no instructions."""
         other = Queueing.__new__(Queueing)
         other.moves, other.ram_bytes, other.steps, other.waits = self.moves, self.ram_bytes, None, []
         other.machine, other.clock, other.done = self.machine.copy(), self.clock.copy(), self.done
@@ -61,17 +63,17 @@ class Queueing:
 
     @property
     def makespan_s(self) -> float:
-        """The moment at which all so far is over."""
+        """Second at which all events so far are complete."""
         return self.clock.makespan_s
 
     def step(self, event: int) -> bool:
-        """Do one event. False where there is no room for it, whatever is freed; it is then of no more use."""
+        """Execute one event. Return False if it doesn't fit even after all frees; the state is then unusable."""
         moves, machine = self.moves, self.machine
         while self.waiting and self.waiting[0][0] <= self.clock.cpu:
-            self._release(event)
+            self._free_earliest(event)
         begins = moves.begins[event]
         for index in begins:
-            # The stay before it may still wait for its page-out: the tensor has one buffer at a time.
+            # The previous stay may still wait for its page-out, but a tensor has one buffer at a time.
             if self.held[moves.stays[index].tensor] != START:
                 self._free(self.held[moves.stays[index].tensor], event)
         effect = moves.effects[event]
@@ -82,7 +84,7 @@ class Queueing:
         while machine.live + need > self.ram_bytes:
             if not self.waiting:
                 return False
-            self._release(event)
+            self._free_earliest(event)
         machine.apply(effect)
         cpu = self.clock.cpu
         start = self.clock.advance(effect)
@@ -92,28 +94,28 @@ class Queueing:
             self.held[moves.stays[index].tensor] = index
         if event >= moves.count:
             self.queued.add(event)
-            self._ended(moves.transfers[event - moves.count].stay)
+            self._end_stay(moves.transfers[event - moves.count].stay)
             return True
         if start > cpu:
             arrived, settled = self.clock.arrived, self.clock.settled
-            late = (
+            awaited = (
                 [i for i in effect.reads if arrived[i] == start]
                 or [i for i in effect.settles if settled[i] == start]
-                or [START]  # one that streams, and waits for the channel
+                or [START]  # a streaming compute waits for the channel
             )
-            self.waits.append((start - cpu, event, late[0]))
+            self.waits.append((start - cpu, event, awaited[0]))
         self.done = event + 1
         for index in moves.ends[event]:
-            self._ended(index)
+            self._end_stay(index)
         return True
 
     def finish(self) -> None:
-        """Free what only waits for its page-out, after the last event."""
+        """Free the tensors that only wait for their page-out, after the last event."""
         while self.waiting:
-            self._release(START)
+            self._free_earliest(START)
 
-    def _ended(self, index: int) -> None:
-        """Free a stay, or let it wait for its page-out, if nothing more is to come of it."""
+    def _end_stay(self, index: int) -> None:
+        """Free a stay that has no events left, or let it wait for its page-out."""
         stay = self.moves.stays[index]
         if stay.lasts or (stay.touched and stay.touched[1] >= self.done):
             return
@@ -125,8 +127,8 @@ class Queueing:
         else:
             heapq.heappush(self.waiting, (settled, index))
 
-    def _release(self, event: int) -> None:
-        """Free the stay whose page-out is the first to end."""
+    def _free_earliest(self, event: int) -> None:
+        """Free the stay whose page-out ends first."""
         _, index = heapq.heappop(self.waiting)
         if self.held[self.moves.stays[index].tensor] == index:
             self._free(index, event)
@@ -144,21 +146,23 @@ class Queueing:
 
 
 START = -1
-"""The moment before the first event."""
+"""Moment before the first event."""
 
 
 @dataclass
 class Stay:
     """A tensor's time in RAM.
 
+    Attributes
+    ----------
     made_by
-        The event that begins it, or `START`.
+        Event that begins it, or `START`.
     touched
-        First and last compute that reads or writes it, or None where none does.
+        First and last compute that reads or writes it, or None if there is none.
     page_out
-        The page-out that belongs to it, or None.
+        Its page-out, or None.
     lasts
-        Whether it lasts to the end of the step: the next step, or somebody else, finds the tensor in RAM then.
+        Whether it lasts to the end of the step, because the next step or the caller needs the tensor in RAM.
     """
 
     tensor: int
@@ -170,7 +174,7 @@ class Stay:
 
 @dataclass
 class PlannedTransfer:
-    """A page-in or page-out, the stay that it is of, and the events that it must follow and precede."""
+    """A page-in or page-out, its stay, and the events that it must follow (`after`) and precede (`before`)."""
 
     action: Action
     tensor: int
@@ -181,20 +185,22 @@ class PlannedTransfer:
 
 
 class Moves:
-    """The movable events of a plan that `simulate` passes and `normalize` has cleaned.
+    """Movable events of a plan that `simulate` accepts and `normalize` has cleaned.
 
+    Attributes
+    ----------
     computes
-        The operator of each compute.
+        Operator of each compute.
     order
-        The events as they stand in the plan.
+        Events in the order of the plan.
     effects, frees
-        What each event does, and what a FREE of each tensor does.
+        Effect of each event, and of a FREE of each tensor.
     begins
-        For each event the stays that it makes.
+        For each event, the stays that it makes.
     ends
-        For each compute the stays that it is the last to touch.
+        For each compute, the stays that it touches last.
     tail_s
-        Seconds of all computes from each one on.
+        For each compute, the seconds of all computes from it on.
     """
 
     def __init__(self, problem: Problem, steps: Sequence[Instruction]) -> None:
@@ -217,7 +223,7 @@ class Moves:
         for i in problem.at_start:
             self._begin(i, START)
         for effect in table.each(steps):
-            self._read(effect)
+            self._add(effect)
         for i in problem.at_end:
             self.stays[self._current[i]].lasts = True
         self.ends: list[list[int]] = [[] for _ in range(self.count)]
@@ -231,33 +237,33 @@ class Moves:
             self.tail_s[place] = self.tail_s[place + 1] + self.effects[place].seconds
 
     def transfer(self, event: int) -> PlannedTransfer | None:
-        """The transfer that an event is, or None for a compute."""
+        """Return the transfer of an event, or None for a compute."""
         return self.transfers[event - self.count] if event >= self.count else None
 
     def places(self, order: Sequence[int], event: int) -> range:
-        """Places where the transfer `event` could stand in `order` once it is taken out of it."""
+        """Return the positions in `order`, without the transfer `event`, where that could be."""
         transfer = self.transfers[event - self.count]
-        low, high, place = 0, len(order) - 1, 0
+        low, high, position = 0, len(order) - 1, 0
         for other in order:
             if other == event:
                 continue
             if other in transfer.after:
-                low = place + 1
+                low = position + 1
             elif other in transfer.before:
-                high = min(high, place)
-            place += 1
+                high = min(high, position)
+            position += 1
         return range(low, high + 1)
 
     def page_ins(self) -> Iterator[int]:
-        """The events that are page-ins."""
+        """Return the events that are page-ins."""
         return (self.count + k for k, transfer in enumerate(self.transfers) if transfer.action is Action.PAGE_IN)
 
     def first_use(self, event: int) -> int:
-        """The compute that a page-in must precede; the end where none reads what it brings."""
+        """Return the compute that a page-in must precede; the number of computes if nothing reads its tensor."""
         touched = self.stays[self.transfers[event - self.count].stay].touched
         return touched[0] if touched else self.count
 
-    def _read(self, effect: Effect) -> None:
+    def _add(self, effect: Effect) -> None:
         for i in effect.frees:
             del self._current[i]
         if effect.operator >= 0:
@@ -270,7 +276,7 @@ class Moves:
                 stay = self.stays[self._current[i]]
                 stay.touched = (stay.touched[0] if stay.touched else place, place)
             for i in effect.streams_in:
-                if i in self._page_outs:  # its copy has to be whole
+                if i in self._page_outs:  # its copy must be complete
                     self.transfers[self._page_outs[i] - self.count].before.append(place)
             for i in effect.streams_out:
                 self._streamed[i] = place
@@ -279,7 +285,7 @@ class Moves:
                 if i in effect.streams_out:
                     continue
                 page_out = self.stays[self._current[i]].page_out
-                if page_out is not None:  # of what it was before
+                if page_out is not None:  # it writes the old value
                     self.transfers[page_out - self.count].before.append(place)
         elif not effect.frees:
             event = self.count + len(self.transfers)
@@ -303,7 +309,7 @@ class Moves:
 
     def _page_in(self, tensor: int, event: int) -> None:
         after: list[int] = []
-        if tensor in self._page_outs:  # else it lies on storage from the start
+        if tensor in self._page_outs:  # otherwise storage has it from the start
             after.append(self._page_outs[tensor])
             self.transfers[self._page_outs[tensor] - self.count].before.append(event)
         if tensor in self._streamed:

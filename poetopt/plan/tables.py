@@ -1,12 +1,8 @@
-"""The form of a problem in a plan file: each field of its dataclasses under a key.
+"""Form of a problem in a plan file: each field of its dataclasses under a key, and JSON text from untrusted sources.
 
-Everything is read off the dataclasses of `poetopt.graph.problem`: a field that is added to a tensor or an operator is
-written and read again without a word here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a
-file is first read.
-
-What is wrong with a plan file, in words: the first of pydantic's complaints, with its place.
-
-JSON text that someone else may have written, and how large its numbers may be.
+All fields come from the dataclasses of `poetopt.graph.problem`: a new field of a tensor or an operator is written and
+read without a change here. Numbers are at least 0; an index of -1 is null. pydantic is imported when a file is first
+read. Messages report the first of pydantic's complaints, with its place.
 """
 
 from __future__ import annotations
@@ -39,28 +35,28 @@ _KINDS = {
     "float_type": "a number of at least 0",
     "finite_number": "a number of at least 0",
 }
-"""Requirements of a value, by the complaint; all others are about whole numbers, or say it themselves."""
+"""Requirements of a value, by pydantic's error type; other errors concern whole numbers or have their own text."""
 
 
 def told(error: ValidationError) -> str:
-    """The first thing that is wrong, and where it stands."""
+    """Return a message about the first error in a file, with its place."""
     first = error.errors(include_url=False, include_input=False)[0]
     place, what = first["loc"], first["type"]
     if what in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{_where(place)} is not an object; the file is damaged"
+        return f"{_describe_place(place)} is not an object. The file is damaged"
     if what == "missing":
-        return f'{_where(place[:-1])} has no "{place[-1]}"; the file is damaged'
+        return f'{_describe_place(place[:-1])} has no "{place[-1]}". The file is damaged'
     if what == "extra_forbidden":
-        return f'{_where(place[:-1])}: "{place[-1]}" is nothing that this version knows; a newer poetopt may read it'
-    listed = isinstance(place[-1], int)  # a value in a list: the list is told
-    if listed:
+        return f'{_describe_place(place[:-1])}: "{place[-1]}" is unknown to this version. A newer poetopt may read it'
+    in_list = isinstance(place[-1], int)  # for a value in a list, the message names the list
+    if in_list:
         place = place[:-1]
-    kind = f"a list of {_kind(first).removeprefix('a ')}s" if listed else _kind(first)
-    kind = kind.replace("number of at least 0s", "numbers of at least 0")
-    return f'{_where(place[:-1])}: "{place[-1]}" must be {kind}; the file is damaged'
+    requirement = f"a list of {_requirement(first).removeprefix('a ')}s" if in_list else _requirement(first)
+    requirement = requirement.replace("number of at least 0s", "numbers of at least 0")
+    return f'{_describe_place(place[:-1])}: "{place[-1]}" must be {requirement}. The file is damaged'
 
 
-def _kind(error: ErrorDetails) -> str:
+def _requirement(error: ErrorDetails) -> str:
     what, bounds = error["type"], error.get("ctx", {})
     if what in _KINDS:
         return _KINDS[what]
@@ -71,8 +67,8 @@ def _kind(error: ErrorDetails) -> str:
     return "a whole number of at least 0"
 
 
-def _where(place: Place) -> str:
-    """The object at `place`: the file, one of its parts, or a row of a table."""
+def _describe_place(place: Place) -> str:
+    """Return the name of the object at `place`: the file, one of its parts, or a row of a table."""
     if not place:
         return "the plan file"
     if len(place) == 1:
@@ -81,32 +77,32 @@ def _where(place: Place) -> str:
 
 
 LARGEST = 2**53
-"""No whole number may exceed it: JSON readers agree up to there, and sums stay within 64 bits."""
+"""Maximum of whole numbers: JSON readers agree up to it, and sums stay within 64 bits."""
 
 
 def parsed(text: str) -> object:
-    """The JSON value in `text`, whose numbers are all finite. Raises PlanError."""
+    """Return the JSON value in `text`, whose numbers are all finite. Raises PlanError."""
 
     def refuse(constant: str) -> NoReturn:
-        raise PlanError(f"it holds {constant}, which is no number; the file is damaged")
+        raise PlanError(f"it contains {constant}, which is no number. The file is damaged")
 
     try:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         raise PlanError(
-            f"it is not a whole plan file: {error.msg} at line {error.lineno}, column {error.colno}; "
+            f"it is not a complete plan file: {error.msg} at line {error.lineno}, column {error.colno}. "
             "`poetopt solve MODEL --device DEVICE -o PLAN` writes one"
         ) from error
     except ValueError as error:
-        raise PlanError("it holds a number of thousands of digits; the file is damaged") from error
+        raise PlanError("it contains a number with thousands of digits. The file is damaged") from error
     except RecursionError as error:
         raise PlanError("it is not a plan file: it is nested too deeply") from error
 
 
 INDICES = ("producer", "updated_by")
-"""Fields that hold an index, or -1."""
+"""Fields with an index, or -1."""
 BESIDE = Transfers
-"""The fields of this part stand beside the others, and not in an object of their own."""
+"""Part whose fields are written among the others, not in an object of their own."""
 _PARTS = tuple(field.name for field in fields(BESIDE))
 _get_parts = itemgetter(*_PARTS)
 Reader = tuple[int, Callable[[Any], Any]]
@@ -117,24 +113,27 @@ FIRST: Mapping[type, Collection[str]] = {
         "backward",
     ),
 }  # fmt: skip
-"""The fields of the first version, which are always written; a new field is, where it hasn't its default."""
+"""Fields of the first version, which are always written; newer ones only if they differ from their default."""
 LATER = (
     "count", "wake_j", "storage_bytes", "storage_block_bytes", "flash_bytes", "stack_bytes", "runtime",
     "runtime_version", "structure_hash",
 )  # fmt: skip
-"""Those of them that the earliest files lack."""
+"""Fields among them that the earliest files lack."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The objects in a file that stand for values of a dataclass.
+    """Objects in a file that represent values of a dataclass.
 
+    Attributes
+    ----------
     kind
         The dataclass.
     keys
-        The key of each field, in the order of the file; fields of a part that stands `BESIDE` have their own names.
+        Key of each field, in the order of the file; fields of a part that is written among the others (`BESIDE`) keep
+        their names.
     first
-        The fields that are written in their default too. No file lacks them, unless they came `LATER`.
+        Fields that are written even with their default. No file lacks them, except those in `LATER`.
     """
 
     kind: type[Any]
@@ -143,8 +142,8 @@ class Table:
 
     @cached_property
     def _fields(self) -> Mapping[str, Field[Any]]:
-        found = {field.name: field for field in fields(self.kind)}
-        return {name: found[name] for name in self.keys}
+        by_name = {field.name: field for field in fields(self.kind)}
+        return {name: by_name[name] for name in self.keys}
 
     @cached_property
     def _hints(self) -> Mapping[str, Any]:
@@ -152,71 +151,72 @@ class Table:
 
     @cached_property
     def model(self) -> type[BaseModel]:
-        """Checks an object: which keys it has, and the kind of each value."""
+        """Pydantic model that checks an object: its keys, and the kind of each value."""
         from pydantic import ConfigDict, create_model
 
-        found: dict[str, Any] = {}
+        definitions: dict[str, Any] = {}
         for name, field in self._fields.items():
             default = ... if name in self.first and name not in LATER else _default(field)
             if self._hints[name] is BESIDE:
-                for part in fields(BESIDE):
-                    found[part.name] = (_checked(float), ... if default is ... else part.default)
+                for entry in fields(BESIDE):
+                    definitions[entry.name] = (_file_type(float), ... if default is ... else entry.default)
             else:
-                found[self.keys[name]] = (_index() if name in INDICES else _checked(self._hints[name]), default)
-        return create_model(self.kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **found)
+                definitions[self.keys[name]] = (_index() if name in INDICES else _file_type(self._hints[name]), default)
+        return create_model(self.kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **definitions)
 
     @cached_property
     def _columns(self) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]], tuple[Reader, ...], int]:
-        """The fields in the dataclass's order; their values in a checked object; what makes some of them, by place.
+        """Fields in the order of the dataclass, a getter of their values, converters by place, and `beside`.
 
-        Last the place of the part that stands `BESIDE`, or -1: another field's value holds it until it is made.
+        `beside` is the place of the part `BESIDE`, or -1: another field's value fills that place until the part is
+        made.
         """
         names = tuple(field.name for field in fields(self.kind) if field.name in self.keys)
         beside = next((place for place, name in enumerate(names) if self._hints[name] is BESIDE), -1)
         keys = [self.keys[names[0 if place == beside else place]] for place in range(len(names))]
-        reads = [_to_index if name in INDICES else _reader(self._hints[name]) for name in names]
-        made = tuple((place, read) for place, read in enumerate(reads) if read is not None and place != beside)
-        return names, itemgetter(*keys, keys[0]), made, beside  # of one key alone it would give no tuple
+        readers = [_to_index if name in INDICES else _converter(self._hints[name]) for name in names]
+        converters = tuple((place, read) for place, read in enumerate(readers) if read is not None and place != beside)
+        return names, itemgetter(*keys, keys[0]), converters, beside  # itemgetter of a single key returns no tuple
 
     def _values(self, row: BaseModel) -> list[Any]:
-        _, get, made, beside = self._columns
-        found = list(get(row.__dict__))
-        del found[-1]
+        _, get, converters, beside = self._columns
+        values = list(get(row.__dict__))
+        del values[-1]
         if beside >= 0:
-            found[beside] = BESIDE(*_get_parts(row.__dict__))
-        for place, read in made:
-            found[place] = read(found[place])
-        return found
+            values[beside] = BESIDE(*_get_parts(row.__dict__))
+        for place, read in converters:
+            values[place] = read(values[place])
+        return values
 
     def given(self, row: BaseModel) -> dict[str, Any]:
-        """The fields in a checked object, by name."""
+        """Return the fields of a checked object by name."""
         return dict(zip(self._columns[0], self._values(row), strict=True))
 
     def value(self, row: BaseModel) -> Any:
-        """The value that a checked object stands for; `keys` name all fields of the dataclass."""
+        """Return the value of a checked object; `keys` must contain all fields of the dataclass."""
         return self.kind(*self._values(row))
 
     def row(self, value: object) -> dict[str, Any]:
-        """The object for `value`, of dicts, lists, texts and numbers alone."""
-        found: dict[str, Any] = {}
+        """Return the object for `value`, of dicts, lists, texts and numbers."""
+        row: dict[str, Any] = {}
         for name, field in self._fields.items():
-            held = getattr(value, name)
-            if name not in self.first and held == _default(field):
+            entry = getattr(value, name)
+            if name not in self.first and entry == _default(field):
                 continue
             if self._hints[name] is BESIDE:
-                found.update({part: getattr(held, part) for part in _PARTS})
+                row.update({part: getattr(entry, part) for part in _PARTS})
             else:
-                found[self.keys[name]] = None if name in INDICES and held < 0 else _written(held)
-        return found
+                row[self.keys[name]] = None if name in INDICES and entry < 0 else _to_json(entry)
+        return row
 
 
 @cache
 def table(kind: type[Any]) -> Table:
-    """The table of tensors, of operators, or of a part of one of them."""
+    """Return the table of tensors, of operators, or of a part of one of them."""
     names = [field.name for field in fields(kind)]
     first = FIRST.get(kind, [field.name for field in fields(kind) if _default(field) is ...])
     ordered = [*(name for name in first if name in names), *(name for name in names if name not in first)]
-    # fields of tensors and operators whose key is another word
+    # Keys that differ from the names of their fields.
     return Table(kind, {name: {"nbytes": "bytes"}.get(name, name) for name in ordered}, first)
 
 
@@ -237,71 +237,71 @@ BLOCKS: Mapping[str, Table] = {
     "model": Table(Problem, _MODEL, [name for name in _MODEL if name != "structure_hash"]),
     "device": Table(Problem, _DEVICE, [name for name in _DEVICE if name not in _ADDED]),
 }
-"""The problem's own fields: an object of the file for each kind of them."""
+"""Fields of the problem itself: one object of the file for each group."""
 
 
 def _default(field: Field[Any]) -> Any:
-    """The default of a field; an ellipsis where it has to be said."""
+    """Return the default of a field, or an ellipsis if it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
     return ... if field.default is MISSING else field.default
 
 
 def whole_number() -> Any:
-    """The type of a size, a count or a place."""
+    """Return the type of a size, a count or an index."""
     import pydantic
 
     return Annotated[int, pydantic.Field(ge=0, le=LARGEST)]
 
 
 def number() -> Any:
-    """The type of seconds and joules."""
+    """Return the type of seconds and joules."""
     import pydantic
 
-    # no other number may exceed it: sums of seconds and joules stay finite
+    # The limit keeps sums of seconds and joules finite.
     return Annotated[float, pydantic.Field(ge=0, le=1e300)]
 
 
 def report_model() -> type[BaseModel]:
-    """The words of a report that are shown as they stand, as nothing gives them again; its figures are compared."""
+    """Return the model of the texts of a report that are shown unchanged; figures are compared with recomputed ones."""
     from pydantic import ConfigDict, Field, create_model
 
-    def of(name: str, **fields: Any) -> Any:
-        """A model of these fields, which may be missing where they have a default, and of any others."""
+    def make_model(name: str, **fields: Any) -> Any:
+        """Return a model of these fields, optional if they have a default, that allows any others."""
         make: Any = create_model
         config = ConfigDict(strict=True, extra="allow")
         return make(name, __config__=config, **{k: v if isinstance(v, tuple) else (v, ...) for k, v in fields.items()})
 
-    count, listed = whole_number(), list
-    word = (str | None, None)
+    count, as_list = whole_number(), list
+    text = (str | None, None)
     figure = (number() | None, None)
-    note = of("Important", about=Annotated[About, Field(strict=False)], text=str)
-    largest = of("Largest", batch=count, proven=bool, refused=count | None, why=str | None)
-    parts = of(
-        "Parts", micro_batches=count, energy_j=figure, time_s=figure, total_ram_bytes=(count | None, None), why=word
+    note = make_model("Important", about=Annotated[About, Field(strict=False)], text=str)
+    largest = make_model("Largest", batch=count, proven=bool, refused=count | None, why=str | None)
+    parts = make_model(
+        "Parts", micro_batches=count, energy_j=figure, time_s=figure, total_ram_bytes=(count | None, None), why=text
     )
-    words = (listed[str] | None, None)
-    made: type[BaseModel] = of(
-        "Report", reason=word, backend=word, notes=words, asks=words, important=(listed[note] | None, None),
-        largest_batch=(largest | None, None), micro_batches_tried=(listed[parts] | None, None),
+    texts = (as_list[str] | None, None)
+    model: type[BaseModel] = make_model(
+        "Report", reason=text, backend=text, notes=texts, asks=texts, important=(as_list[note] | None, None),
+        largest_batch=(largest | None, None), micro_batches_tried=(as_list[parts] | None, None),
     )  # fmt: skip
-    return made
+    return model
 
 
 def _index() -> Any:
     return whole_number() | None
 
 
-def _checked(hint: Any) -> Any:
-    """The type in a file of what has the type `hint` in a dataclass."""
+def _file_type(hint: Any) -> Any:
+    """Return the type in a file of a field whose type in a dataclass is `hint`."""
     import pydantic
 
     inner = typing.get_args(hint)
     origin = typing.get_origin(hint)
     if origin is UnionType:
-        return _checked(inner[0]) | None
+        return _file_type(inner[0]) | None
     if origin is tuple:
-        return list[_checked(inner[0])]  # type: ignore[misc]  # made at run time
+        return list[_file_type(inner[0])]  # type: ignore[misc]  # created at run time
     if origin is not None:
         return dict[str, Any]
     if isinstance(hint, type) and is_dataclass(hint):
@@ -315,23 +315,23 @@ def _to_index(value: int | None) -> int:
     return -1 if value is None else value
 
 
-def _reader(hint: Any) -> Callable[[Any], Any] | None:
-    """The reader that makes a field of a checked value, where that is another."""
+def _converter(hint: Any) -> Callable[[Any], Any] | None:
+    """Return the function that converts a checked value to a field, or None if they are equal."""
     if typing.get_origin(hint) is tuple:
-        inner = _reader(typing.get_args(hint)[0])
+        inner = _converter(typing.get_args(hint)[0])
         return tuple if inner is None else lambda values: tuple(map(inner, values)) if values else ()
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: value if isinstance(value, hint) else table(hint).value(value)
     return None
 
 
-def _written(value: object) -> object:
-    """A field's value in JSON."""
+def _to_json(value: object) -> object:
+    """Return the JSON value of a field."""
     kind: type[Any] = type(value)
     if is_dataclass(kind):
         return table(kind).row(value)
     if isinstance(value, tuple):
-        return [_written(entry) for entry in value]
+        return [_to_json(entry) for entry in value]
     if isinstance(value, Enum):
         return value.value
     return dict(value) if isinstance(value, Mapping) else value

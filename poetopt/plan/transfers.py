@@ -1,16 +1,15 @@
-"""The moments to queue each transfer, so that the CPU waits least: the paper's section 5.5.
+"""Queueing times of transfers that make the CPU wait least (section 5.5 of the paper).
 
-On a device with DMA a transfer costs no time while the CPU computes. `plan_transfers` keeps the computes in their
-order and every transfer in its stay, and moves page-ins earlier where memory allows, page-outs where the channel is
-idle, and frees of what is under way later. Transfers share one channel, so that earlier is not always better:
-what is queued too early is in the way of what is due first. Several simple orders are tried, the best is improved
-where the CPU waits, and a branch and bound finishes small cases exactly. Last, page-ins are put off again as long as
-that costs nothing: just in time.
+On a device with DMA, a transfer costs no time while the CPU computes. `plan_transfers` keeps the order of computes and
+the stay of every transfer. It moves page-ins earlier if memory allows, page-outs to times when the channel is idle,
+and frees of tensors in transfer later. Transfers share one channel, so earlier is not always better: a transfer that
+is queued too early delays a more urgent one. Several simple orders are tried, the best one is improved where the CPU
+waits, and a branch and bound finishes small cases exactly. Last, page-ins are delayed again as long as that costs
+nothing: just in time.
 
-The best order of a plan's events by branch and bound, within a number of nodes.
-
-A node is a moment of the `Queueing`. What is left takes at least the computes that are left and the transfers that are
-left, and for each compute k: the page-ins that are still due by k, one after the other, and then all from k on.
+Branch and bound. A node is a state of `Queueing`. Its remaining time is at least that of the remaining computes, at
+least that of the remaining transfers, and for each compute k at least that of the page-ins that k or an earlier
+compute needs, one after the other, followed by all computes from k on.
 """
 
 from __future__ import annotations
@@ -25,83 +24,85 @@ from poetopt.plan.simulate import Simulation, simulate
 from poetopt.plan.stays import START, Moves, Queueing
 
 TOLERANCE = 1e-12
-"""Makespans that differ by less than this fraction are the same: sums of floats depend on their order."""
+"""Makespans within this fraction are equal: sums of floats depend on their order."""
 
 
 class _Branching:
-    """Depth first from the start of the plan, the most promising event first.
+    """Branch and bound over the order of events: depth first from the start, the most promising event first.
 
+    Attributes
+    ----------
     order, makespan_s
-        The best order so far, and when it is over.
+        Best order so far, and its end.
     proven
-        Whether no order is better; False where the nodes ran out.
+        Whether no order is better; False if the nodes ran out.
     """
 
     def __init__(self, moves: Moves, ram_bytes: int, order: Sequence[int], makespan_s: float, nodes: int) -> None:
         self.moves = moves
         self.order = list(order)
         self.makespan_s = makespan_s
-        self._left = nodes
+        self._nodes_left = nodes
         self._seen: dict[tuple[int, frozenset[int], tuple[int, ...]], list[tuple[float, ...]]] = {}
         self._due = _due(moves)
-        start = Queueing(moves, ram_bytes)
-        self.bound_s = self.bound(start)
-        # An explicit stack of (moment, events so far): plans are longer than Python's recursion.
-        stack: list[tuple[Queueing, tuple[int, ...]]] = [(start, ())] if self._promising(start) else []
-        while stack and self._left > 0:
-            self._left -= 1
-            moment, path = stack.pop()
-            if len(path) == len(self.order):
-                if moment.makespan_s < self.makespan_s * (1 - TOLERANCE):
-                    self.order, self.makespan_s = list(path), moment.makespan_s
+        initial = Queueing(moves, ram_bytes)
+        self.bound_s = self.bound(initial)
+        # An explicit stack of (state, events so far): plans are longer than the limit of Python's recursion.
+        stack: list[tuple[Queueing, tuple[int, ...]]] = [(initial, ())] if self._may_improve(initial) else []
+        while stack and self._nodes_left > 0:
+            self._nodes_left -= 1
+            state, prefix = stack.pop()
+            if len(prefix) == len(self.order):
+                if state.makespan_s < self.makespan_s * (1 - TOLERANCE):
+                    self.order, self.makespan_s = list(prefix), state.makespan_s
                 continue
-            if not self._promising(moment) or self._dominated(moment):
+            if not self._may_improve(state) or self._dominated(state):
                 continue
             branches = []
-            for rank, event in enumerate(self._next(moment)):
-                after = moment.copy()
-                if after.step(event) and self._promising(after):
-                    branches.append((self.bound(after), after.clock.cpu, rank, after, event))
+            for rank, event in enumerate(self._next(state)):
+                next_state = state.copy()
+                if next_state.step(event) and self._may_improve(next_state):
+                    branches.append((self.bound(next_state), next_state.clock.cpu, rank, next_state, event))
             branches.sort(key=lambda branch: branch[:3], reverse=True)
-            stack += [(after, (*path, event)) for _, _, _, after, event in branches]
+            stack += [(next_state, (*prefix, event)) for _, _, _, next_state, event in branches]
         self.proven = not stack
 
     @staticmethod
     def least_s(moves: Moves, ram_bytes: int) -> float:
-        """No order of the events is over earlier."""
+        """Return a lower bound, in seconds, on the end of any order of the events."""
         return _bound(moves, _due(moves), Queueing(moves, ram_bytes))
 
-    def bound(self, moment: Queueing) -> float:
-        """No way to go on from `moment` is over earlier."""
-        return _bound(self.moves, self._due, moment)
+    def bound(self, state: Queueing) -> float:
+        """Return a lower bound, in seconds, on the end of any continuation of `state`."""
+        return _bound(self.moves, self._due, state)
 
-    def _promising(self, moment: Queueing) -> bool:
-        return self.bound(moment) < self.makespan_s * (1 - TOLERANCE)
+    def _may_improve(self, state: Queueing) -> bool:
+        return self.bound(state) < self.makespan_s * (1 - TOLERANCE)
 
-    def _next(self, moment: Queueing) -> list[int]:
-        """The events that may come now."""
+    def _next(self, state: Queueing) -> list[int]:
+        """Return the events that may come next."""
         moves = self.moves
-        found = []
-        blocked = moment.done
+        candidates = []
+        blocked = state.done
         for event, transfer in enumerate(moves.transfers, start=moves.count):
-            if event in moment.queued:
+            if event in state.queued:
                 continue
-            if moment.done in transfer.before:
+            if state.done in transfer.before:
                 blocked = moves.count
-            if all(other < moment.done if other < moves.count else other in moment.queued for other in transfer.after):
-                found.append(event)
-        # Page-outs first: they take no room.
-        found.sort(key=lambda event: moves.transfers[event - moves.count].action is Action.PAGE_IN)
-        return [moment.done, *found] if blocked < moves.count else found
+            if all(other < state.done if other < moves.count else other in state.queued for other in transfer.after):
+                candidates.append(event)
+        # Page-outs come first because they need no RAM.
+        candidates.sort(key=lambda event: moves.transfers[event - moves.count].action is Action.PAGE_IN)
+        return [state.done, *candidates] if blocked < moves.count else candidates
 
-    def _dominated(self, moment: Queueing) -> bool:
-        """Tell whether a moment like this one was seen no later in any respect; else remember it."""
-        held = tuple(index for index in moment.held if index >= 0)
-        clock = moment.clock
+    def _dominated(self, state: Queueing) -> bool:
+        """Return whether an earlier state was at least as good in all respects; if not, remember this one."""
+        held = tuple(index for index in state.held if index >= 0)
+        clock = state.clock
         times = (clock.cpu, clock.channel, *clock.arrived, *clock.settled)
-        # What has settled by now is settled: only what is still under way can matter.
+        # Only transfers that are still in progress can make a difference.
         times = tuple(max(time, clock.cpu) for time in times)
-        seen = self._seen.setdefault((moment.done, frozenset(moment.queued), held), [])
+        seen = self._seen.setdefault((state.done, frozenset(state.queued), held), [])
         if any(all(a <= b for a, b in zip(other, times, strict=True)) for other in seen):
             return True
         seen.append(times)
@@ -109,43 +110,45 @@ class _Branching:
 
 
 def _due(moves: Moves) -> list[tuple[int, int]]:
-    """The page-ins by the compute that each must precede."""
+    """Return (compute that it must precede, page-in) of each page-in, sorted."""
     return sorted((moves.first_use(event), event) for event in moves.page_ins())
 
 
-def _bound(moves: Moves, due_by: list[tuple[int, int]], moment: Queueing) -> float:
-    queued = moment.queued
-    left = sum(
+def _bound(moves: Moves, due_by: list[tuple[int, int]], state: Queueing) -> float:
+    queued = state.queued
+    left_s = sum(
         transfer.seconds for event, transfer in enumerate(moves.transfers, start=moves.count) if event not in queued
     )
-    free = max(moment.clock.cpu, moment.clock.channel)
-    found = max(moment.clock.cpu + moves.tail_s[moment.done], moment.clock.channel, free + left if left else 0.0)
-    due = free
+    free_s = max(state.clock.cpu, state.clock.channel)
+    bound_s = max(state.clock.cpu + moves.tail_s[state.done], state.clock.channel, free_s + left_s if left_s else 0.0)
+    due_s = free_s
     for place, event in due_by:
         if event not in queued:
-            due += moves.transfers[event - moves.count].seconds
-            found = max(found, due + moves.tail_s[place])
-    return found
+            due_s += moves.transfers[event - moves.count].seconds
+            bound_s = max(bound_s, due_s + moves.tail_s[place])
+    return bound_s
 
 
 TRIALS = 1500
-"""Orders tried while improving, at most."""
+"""Maximum number of orders to try while improving."""
 NODES = 4000
-"""Nodes of the branch and bound, at most."""
+"""Maximum number of nodes of the branch and bound."""
 EFFORT = 400_000
-"""Events looked at while improving, and as many in the branch and bound: long plans get fewer trials and nodes."""
+"""Maximum number of events in the trials, and in the nodes: long plans get fewer trials and nodes."""
 LEADS = (1.0, 1.5, 2.0, 4.0, 16.0, float("inf"))
-"""Distances ahead of just in time at which page-ins are queued in the simple orders, in units of their own duration."""
+"""Lead times of page-ins before just in time in the simple orders, in units of their own duration."""
 
 
 @dataclass(frozen=True)
 class TransferOverlap:
-    """The part of a plan's transfers that happens while the CPU computes.
+    """Share of a plan's transfers that happens while the CPU computes.
 
+    Attributes
+    ----------
     transfer_s, hidden_s
-        Seconds of all transfers, and those of them during which the CPU computes.
+        Seconds of all transfers, and of the transfers while the CPU computes.
     transfer_bytes, hidden_bytes
-        Bytes of all transfers, and those that move while the CPU computes (at a steady rate each).
+        Bytes of all transfers, and those that move while the CPU computes (each transfer at a steady rate).
     """
 
     transfer_s: float
@@ -155,26 +158,26 @@ class TransferOverlap:
 
     @property
     def share(self) -> float:
-        """The part of the transfers' time that is hidden; 1 where there is nothing to hide."""
+        """Share of the transfer time that is hidden; 1 if there are no transfers."""
         return self.hidden_s / self.transfer_s if self.transfer_s else 1.0
 
 
 def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap:
-    """The part that `plan` hides. Raises PlanError for one that is not valid.
+    """Return the share of the transfers that `plan` hides. Raises PlanError for an invalid plan.
 
-    The CPU stands still only while the channel is busy, so the hidden seconds are those of all transfers less what the
-    makespan exceeds the computes by.
+    The CPU waits only while the channel is busy. So the hidden seconds are those of all transfers, minus the difference
+    between the makespan and the seconds of the computes.
     """
-    found = simulate(plan) if simulation is None else simulation
+    simulated = simulate(plan) if simulation is None else simulation
     busy = [
-        (found.start_s[k], found.end_s[k])
+        (simulated.start_s[k], simulated.end_s[k])
         for k, step in enumerate(plan.instructions)
-        if step.action is Action.COMPUTE and found.end_s[k] > found.start_s[k]
+        if step.action is Action.COMPUTE and simulated.end_s[k] > simulated.start_s[k]
     ]
     ends = [end for _, end in busy]
-    moved = 0.0
+    hidden_bytes = 0.0
     for k, step in enumerate(plan.instructions):
-        start, end = found.start_s[k], found.end_s[k]
+        start, end = simulated.start_s[k], simulated.end_s[k]
         if step.action not in (Action.PAGE_IN, Action.PAGE_OUT) or end <= start or not plan.problem.dma:
             continue
         covered = 0.0
@@ -182,29 +185,37 @@ def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap
         while place < len(busy) and busy[place][0] < end:
             covered += min(end, busy[place][1]) - max(start, busy[place][0])
             place += 1
-        moved += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
-    hidden = found.transfer_s - (found.makespan_s - found.compute_s)
-    return TransferOverlap(found.transfer_s, min(max(hidden, 0.0), found.transfer_s), found.bytes_paged, round(moved))
+        hidden_bytes += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
+    hidden_s = simulated.transfer_s - (simulated.makespan_s - simulated.compute_s)
+    return TransferOverlap(
+        simulated.transfer_s, min(max(hidden_s, 0.0), simulated.transfer_s), simulated.bytes_paged, round(hidden_bytes)
+    )
 
 
 def plan_transfers(
     plan: Plan, ram_bytes: int, *, trials: int = TRIALS, nodes: int = NODES, goal_s: float | None = None
 ) -> Plan:
-    """The same computes and transfers, queued so that the plan is over as early as can be found.
+    """Return the plan with its transfers queued so that it ends early; computes and transfers stay the same.
 
+    The new plan needs at most the energy of the old one (less if `normalize` finds waste), and less time. If nothing is
+    gained, or the device has no DMA, the result is `plan` itself. A new plan has no offsets.
+
+    Parameters
+    ----------
     plan
-        One that `simulate` passes with `ram_bytes`.
+        Plan that `simulate` accepts with `ram_bytes`.
     ram_bytes
-        The budget that the new plan keeps as well; it may use more of it than the old one.
+        Budget that the new plan keeps too; it may use more of it than the old one.
     trials, nodes
-        How much effort at most: orders tried, and nodes of the exact search.
+        Maximum effort: orders to try, and nodes of the exact search.
     goal_s
-        Seconds that are early enough, where that is all that matters: a makespan up to it is not improved further, and
-        one that no order brings down to it is not improved at all.
+        Seconds that suffice, if there is such a limit. A makespan within it is not improved further. If no order can
+        reach it, nothing is improved.
 
-    Its energy is the old one's or (where `normalize` finds waste) less, its makespan less; where nothing is gained, on
-    a device without DMA the result is `plan` itself. A new plan has no offsets. Raises PlanError for a plan that is not
-    valid.
+    Raises
+    ------
+    PlanError
+        For an invalid plan.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
     if not plan.problem.dma or not before.page_ins + before.page_outs:
@@ -216,28 +227,28 @@ def plan_transfers(
     nodes = min(nodes, EFFORT // (10 * len(moves.transfers)))
     search = _TimingSearch(moves, ram_bytes, trials)
     search.try_simple_orders()
-    enough_s = max(search.least_s, goal_s or 0.0)
-    hopeless = goal_s is not None and _Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
-    if search.makespan_s > enough_s * (1 + TOLERANCE) and not hopeless:
+    sufficient_s = max(search.least_s, goal_s or 0.0)
+    is_unreachable = goal_s is not None and _Branching.least_s(moves, ram_bytes) > goal_s * (1 + TOLERANCE)
+    if search.makespan_s > sufficient_s * (1 + TOLERANCE) and not is_unreachable:
         search.improve()
         exact = _Branching(moves, ram_bytes, search.order, search.makespan_s, nodes)
         search.order, search.makespan_s = exact.order, exact.makespan_s
     if search.makespan_s >= before.makespan_s * (1 - TOLERANCE):
         return plan
     search.put_off(trials)
-    moment = search.run(search.order, written=True)
-    if moment is None or moment.steps is None:
+    state = search.run(search.order, written=True)
+    if state is None or state.steps is None:
         return plan
-    moment.finish()
-    planned = replace(plan, instructions=tuple(moment.steps), offsets=())
-    # an order that is over earlier may wake the storage more often
+    state.finish()
+    planned = replace(plan, instructions=tuple(state.steps), offsets=())
+    # A shorter order may wake the storage more often.
     return planned if not plan.problem.wake_j or simulate(planned).overhead_j <= before.overhead_j else plan
 
 
 def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float) -> bool:
-    """Tell whether no order of the plan's transfers is over by `goal_s`, by proof; False also where the nodes ran out.
+    """Return whether provably no order of the plan's transfers ends by `goal_s`; False also if the nodes ran out.
 
-    Each page-out stays with the stay that it is of in `plan`. Raises PlanError for a plan that is not valid.
+    Each page-out keeps its stay in `plan`. Raises PlanError for an invalid plan.
     """
     before = simulate(plan, ram_bytes=ram_bytes)
     if before.makespan_s <= goal_s:
@@ -253,36 +264,36 @@ def out_of_reach(plan: Plan, ram_bytes: int, goal_s: float) -> bool:
 
 
 class _TimingSearch:
-    """The best order so far, and ways to a better one."""
+    """Search for a better order: the best order so far, and moves from it."""
 
     def __init__(self, moves: Moves, ram_bytes: int, trials: int) -> None:
         self.moves = moves
         self.ram_bytes = ram_bytes
         self.trials = trials
         self.order = moves.order
-        moment = self.run(moves.order)
-        self.makespan_s = float("inf") if moment is None else moment.makespan_s
+        state = self.run(moves.order)
+        self.makespan_s = float("inf") if state is None else state.makespan_s
         self.least_s = moves.tail_s[0]
 
     def run(self, order: Sequence[int], *, written: bool = False) -> Queueing | None:
-        """The moment after all events, or None where they don't fit in RAM."""
-        moment = Queueing(self.moves, self.ram_bytes, written=written)
+        """Return the state after all events, or None if they don't fit in RAM."""
+        state = Queueing(self.moves, self.ram_bytes, written=written)
         for event in order:
-            if not moment.step(event):
+            if not state.step(event):
                 return None
-        return moment
+        return state
 
     def consider(self, order: list[int]) -> bool:
-        """Take `order` if it is over earlier than the best."""
+        """Adopt `order` if it ends earlier than the best; return whether it does."""
         self.trials -= 1
-        moment = self.run(order)
-        if moment is None or moment.makespan_s >= self.makespan_s * (1 - TOLERANCE):
+        state = self.run(order)
+        if state is None or state.makespan_s >= self.makespan_s * (1 - TOLERANCE):
             return False
-        self.order, self.makespan_s = order, moment.makespan_s
+        self.order, self.makespan_s = order, state.makespan_s
         return True
 
     def try_simple_orders(self) -> None:
-        """Page-outs as soon as their tensor is made, or where they are; page-ins more or less ahead of time."""
+        """Try page-outs right after their tensor is made or at their place, and page-ins with several lead times."""
         for early in (True, False):
             for lead in LEADS:
                 self.consider(self._simple(lead, early))
@@ -298,8 +309,8 @@ class _TimingSearch:
             transfer = moves.transfers[event - moves.count]
             if transfer.action is Action.PAGE_OUT:
                 slots[event] = max(transfer.after, default=START) + 1 if early else place
-        room = self._room()
-        # When each compute starts at the earliest, and, from the end backwards, when the channel must begin.
+        room = self._free_bytes()
+        # Earliest start of each compute; backwards from the end, the latest start of the channel.
         head = [moves.tail_s[0] - tail for tail in moves.tail_s]
         channel = float("inf")
         page_ins = sorted((moves.first_use(event), event) for event in moves.page_ins())
@@ -325,8 +336,8 @@ class _TimingSearch:
             order += [place, *queues[place + 1]]
         return order
 
-    def _room(self) -> list[int]:
-        """Bytes that are free during each compute when nothing is in RAM longer than it must be."""
+    def _free_bytes(self) -> list[int]:
+        """Return the free bytes during each compute if every stay is as short as possible."""
         moves, problem = self.moves, self.moves.problem
         change = [0] * (moves.count + 1)
         for stay in moves.stays:
@@ -342,58 +353,58 @@ class _TimingSearch:
         return room
 
     def improve(self) -> None:
-        """Move transfers around the longest waits until nothing helps or the trials are over."""
-        gained = True
-        while gained and self.trials > 0 and self.makespan_s > self.least_s * (1 + TOLERANCE):
-            gained = any(
-                self.trials > 0 and self.consider(moved)
+        """Move transfers around the longest waits until nothing helps or the trials are used up."""
+        improved = True
+        while improved and self.trials > 0 and self.makespan_s > self.least_s * (1 + TOLERANCE):
+            improved = any(
+                self.trials > 0 and self.consider(order)
                 for event in self._suspects()
-                for moved in self._moved(self.order, event)
+                for order in self._relocated(self.order, event)
             )
 
     def _suspects(self) -> list[int]:
-        """Transfers that something waited for, or that were on the channel before one of those, longest waits first."""
-        moment = self.run(self.order)
-        if moment is None:
+        """Return transfers that caused waits or preceded those on the channel, the longest waits first."""
+        state = self.run(self.order)
+        if state is None:
             return []
         place = {event: k for k, event in enumerate(self.order)}
-        found: dict[int, None] = {}
-        for _, waiting, tensor in sorted(moment.waits, reverse=True):
-            until = place.get(waiting, len(self.order))
-            transfers = [event for event in self.order[:until] if event >= self.moves.count]
-            own = [
+        suspects: dict[int, None] = {}
+        for _, waiting, tensor in sorted(state.waits, reverse=True):
+            end = place.get(waiting, len(self.order))
+            transfers = [event for event in self.order[:end] if event >= self.moves.count]
+            of_tensor = [
                 k
                 for k, event in enumerate(transfers)
                 if self.moves.transfers[event - self.moves.count].tensor == tensor
             ]
-            last = own[-1] if own else len(transfers) - 1
-            found.update(dict.fromkeys(reversed(transfers[max(last - 4, 0) : last + 2])))
-        found.update(dict.fromkeys(event for event in reversed(self.order) if event >= self.moves.count))
-        return list(found)
+            last = of_tensor[-1] if of_tensor else len(transfers) - 1
+            suspects.update(dict.fromkeys(reversed(transfers[max(last - 4, 0) : last + 2])))
+        suspects.update(dict.fromkeys(event for event in reversed(self.order) if event >= self.moves.count))
+        return list(suspects)
 
-    def _moved(self, order: list[int], event: int) -> Iterator[list[int]]:
-        """`order` with one transfer elsewhere: near first, then farther by doubling distances."""
-        here = order.index(event)
+    def _relocated(self, order: list[int], event: int) -> Iterator[list[int]]:
+        """Yield `order` with one transfer elsewhere: near places first, then at doubling distances."""
+        current = order.index(event)
         places = self.moves.places(order, event)
         rest = [other for other in order if other != event]
         step = 1
-        while here - step >= places.start or here + step < places.stop:
-            for place in (here - step, here + step):
+        while current - step >= places.start or current + step < places.stop:
+            for place in (current - step, current + step):
                 if place in places:
                     yield [*rest[:place], event, *rest[place:]]
             step = step + 1 if step < 4 else 2 * step
 
     def put_off(self, trials: int) -> None:
-        """Queue each page-in as late as the makespan allows, the last first."""
+        """Queue each page-in as late as the makespan allows, the last one first."""
         for event in sorted(self.moves.page_ins(), key=self.order.index, reverse=True):
-            here = self.order.index(event)
+            current = self.order.index(event)
             rest = [other for other in self.order if other != event]
-            low, high = here, self.moves.places(self.order, event).stop - 1
+            low, high = current, self.moves.places(self.order, event).stop - 1
             while low < high and trials > 0:
                 trials -= 1
                 middle = (low + high + 1) // 2
-                moment = self.run([*rest[:middle], event, *rest[middle:]])
-                if moment is not None and moment.makespan_s <= self.makespan_s * (1 + TOLERANCE):
+                state = self.run([*rest[:middle], event, *rest[middle:]])
+                if state is not None and state.makespan_s <= self.makespan_s * (1 + TOLERANCE):
                     low = middle
                 else:
                     high = middle - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from poetopt.formulations.block import Limits
+from poetopt.formulations.block import Kind, Limits
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
@@ -171,7 +171,7 @@ def space_of(
     # not lean: what an optimum of energy does without, one with the block may need
     limits = Limits(ram_bytes=ram_bytes)
     scope = scope_of(base, problem, ram_bytes)
-    space = base.space(problem, limits, scope, problem.paging, True, False, transfer_times)
+    space = base.space(problem, limits, scope, problem.paging, True, Kind.TIMED if transfer_times else Kind.WHOLE)
     if not isinstance(space, RetentionSpace | PoetSpace):
         raise FormulationError(OTHERS.format(base.name))
     return space

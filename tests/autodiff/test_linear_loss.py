@@ -152,9 +152,7 @@ def kinds(step: TrainingGraph) -> list[str]:
     return [operator.kind for operator in step.operators]
 
 
-def test_few_classes_a_trained_layer_of_columns_or_other_rules_keep_scores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_few_classes_a_trained_layer_of_columns_or_other_rules_keep_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LINEAR not in kinds(differentiate(Drawn("gemm", 3, 4, linear_loss.CLASSES).graph))
     assert LINEAR not in kinds(differentiate(Drawn("gemm", 2, 64, 9000).graph))  # a chunk of the weight takes more
     monkeypatch.setattr(linear_loss, "CLASSES", 16)

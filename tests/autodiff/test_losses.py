@@ -50,7 +50,7 @@ def test_auto_reads_the_loss_off_the_model_and_says_so_or_asks(shape: list[int],
     found = dense(shape, outputs)
     if not kind:
         with pytest.raises(
-            ModelError, match=r"'y' .* no two classes; say --loss mse .*--loss cross-entropy .*--loss bce"
+            ModelError, match=r"'y' .* no two classes; choose --loss mse .*--loss cross-entropy .*--loss bce"
         ):
             differentiate(found)
         return
@@ -149,11 +149,10 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiate(scaled([4, 3]), loss="none")
     both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
     with pytest.raises(
-        ModelError,
-        match=r"several outputs; say which .*--output NAME: 'y' \(2x2: --loss says which\); 'z' ",
+        ModelError, match=r"several outputs; choose that .*--output NAME: 'y' \(2x2: choose its --loss\); 'z' "
     ):
         differentiate(both)
-    with pytest.raises(OptionError, match="no output 'q'; there are y, z"):
+    with pytest.raises(OptionError, match="no output is called 'q'; there are y, z"):
         differentiate(both, output="q")
 
 
@@ -202,7 +201,7 @@ def test_several_outputs_are_listed_with_what_they_would_get() -> None:
     assert listed == [
         "'p' (4x3: cross-entropy)",
         "'q' (4x3: bce)",
-        "'t' (4x3: --loss says which)",
+        "'t' (4x3: choose its --loss)",
         "'n' (4x1: of type int64)",
     ]
     assert differentiate(found, output="q").loss_kind == "bce"
@@ -216,7 +215,7 @@ def test_one_value_of_a_layer_is_no_loss() -> None:
     weights = {"w": np.ones((5, 1), np.float32), "b": np.ones(1, np.float32), "axes": np.array([0, 1])}
     for tail in ("y = Identity(z)", "y = Squeeze(z, axes)"):
         found = graph(f"h = MatMul(x, w)\nz = Add(h, b)\n{tail}", {"x": [1, 5]}, weights, ["y"], "w")
-        with pytest.raises(ModelError, match=r"--loss none where it is the model's own loss"):
+        with pytest.raises(ModelError, match=r"--loss none if the output is the model's loss"):
             differentiate(found)
         assert differentiate(found, loss="none").loss_kind == "none"
     own = graph("h = MatMul(x, w)\nd = Mul(h, h)\ny = ReduceMean<keepdims=0>(d)", {"x": [4, 5]}, weights, ["y"], "w")
@@ -299,7 +298,7 @@ def test_labels_left_out_weighted_and_smoothed(shape: list[int], axis: int, rule
 
 @pytest.mark.parametrize(
     ("loss", "rule", "message"),
-    [("mse", LabelRule(-100), "are of the loss cross-entropy, and this is mse; leave them out"),
+    [("mse", LabelRule(-100), "are for the loss cross-entropy, and this is mse; leave them out"),
      ("cross-entropy", LabelRule(None, (1.0, 2.0)), "2 weights for the 3 classes of output 'y'; give one for each")],
 )  # fmt: skip
 def test_what_a_rule_of_labels_is_not_for(loss: str, rule: LabelRule, message: str) -> None:

@@ -126,7 +126,7 @@ def test_nothing_flows_through_what_has_no_elements() -> None:
     def step(*nodes: NodeProto) -> TrainingGraph:
         return differentiate(load_onnx(model_of(nodes, {"x": [2, 1, 4, 4]}, ["y"], weights)), loss="mse")
 
-    with pytest.raises(ModelError, match="of no elements"):
+    with pytest.raises(ModelError, match="which is empty"):
         step(*empty, make_node("ReduceSum", ["c"], ["y"]))
     both = step(*empty, make_node("Conv", ["x", "w"], ["d"]), make_node("Concat", ["c", "d"], ["y"], axis=0))
     rng = np.random.default_rng(0)

@@ -179,7 +179,7 @@ def test_a_name_that_a_gradient_needs_must_be_free() -> None:
 
 def test_registration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_RULES", {**registry._RULES})
-    monkeypatch.setattr(registry, "_NONE", {**registry._NONE})
+    monkeypatch.setattr(registry, "_NONDIFFERENTIABLE", {**registry._NONDIFFERENTIABLE})
 
     @register_vjp("Det", since=11)
     def old(op: registry.Primal, cotangents: registry.Cotangents) -> registry.Gradients:

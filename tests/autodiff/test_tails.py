@@ -195,10 +195,7 @@ def test_logarithms_of_a_sigmoid() -> None:
     check(model("p = Sigmoid(z)\ny = Log(p)"), "bce", lambda y, feeds: bce(np.exp(y), feeds["target"]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "tail"),
-    [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")],
-)
+@pytest.mark.parametrize(("shape", "tail"), [((4, 3), "y = Identity(z)"), ((2, 4, 4, 3), "y = Relu(z)")])
 def test_an_output_of_the_inputs_shape_gets_mse(shape: tuple[int, ...], tail: str) -> None:
     found = model(tail, shape)
     check(found, "mse", lambda y, feeds: mse(y, feeds["target"]))
@@ -260,7 +257,7 @@ def test_what_a_layer_wrote_are_logits(tail: str) -> None:
 @pytest.mark.parametrize("loss", ["cross-entropy", "bce", "mse"])
 def test_of_anything_else_the_loss_is_asked_for(tail: str, loss: str) -> None:
     found = model(tail)
-    with pytest.raises(ModelError, match=r"say --loss mse .*--loss cross-entropy .*--loss bce"):
+    with pytest.raises(ModelError, match=r"choose --loss mse .*--loss cross-entropy .*--loss bce"):
         differentiate(found)
     assert differentiate(found, loss=loss).loss_kind == loss
 

@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 import poetopt as po
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.devices.profile import (
-    OperatorProfile,
-    Profile,
-    StorageProfile,
-    load_profile,
-    with_profile,
-)
+from poetopt.devices.profile import OperatorProfile, Profile, StorageProfile, load_profile, with_profile
 from poetopt.devices.profile_csv import from_csv, template
 from poetopt.graph import Operator, TrainingGraph
 from poetopt.ops.nodes import signature, signatures

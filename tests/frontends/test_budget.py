@@ -27,7 +27,7 @@ def network(ahead: str, weights: str = "", functions: str = "") -> onnx.ModelPro
     return text_model(
         f"""g (float[4, 8] x) => (float[4, 6] y)
         <float[8, 6] w = {{{_WEIGHT}}}, float[1] one = {{1.0}}, int64[1] zero = {{0}}{weights}>
-        {{ a = MatMul(x, w)  {ahead}  y = Add(a, m) }}{functions}""",
+        {{ a = MatMul(x, w)  {ahead}  y = Add(a, m) }}{functions}"""
     )
 
 

@@ -13,14 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from poetopt.plan.codec import (
-    MOST_INSTRUCTIONS,
-    PlanFile,
-    from_json,
-    load,
-    save,
-    to_json,
-)
+from poetopt.plan.codec import MOST_INSTRUCTIONS, PlanFile, from_json, load, save, to_json
 from poetopt.plan.instructions import Plan
 from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.simulate import simulate
@@ -116,8 +109,8 @@ def set_at(*keys: str | int, to: object) -> Callable[[Json], None]:
         (set_at("operators", 0, to=5), r"operators\[0\] is not an object"),
         (set_at("device", "alignment", to=0), '"alignment" must be a number of at least 1'),
         (set_at("instructions", 0, to=["fly", 1]), r"instructions\[0\] is not an action"),
-        (set_at("instructions", 0, to=["compute", 10**6]), r"instructions\[0\] has a target or offset that can't be"),
-        (set_at("instructions", 0, to=["compute", 0]), "more or fewer offsets than it makes buffers"),
+        (set_at("instructions", 0, to=["compute", 10**6]), r"instructions\[0\] has an impossible target or offset"),
+        (set_at("instructions", 0, to=["compute", 0]), "more or fewer offsets than buffers"),
         (set_at("instructions", to=[]), "ends after 0 instructions without operator 0"),
         (set_at("budget", "ram_bytes", to=1), "RAM budget of 1 bytes"),
         (lambda data: data.pop("device"), 'the plan file has no "device"'),
@@ -139,10 +132,10 @@ def test_damage_is_named(change: Callable[[Json], object], message: str) -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "not a whole plan file"),
+        (b"", "not a complete plan file"),
         (b"\xff\xfe\x00", "it is not text"),
         (b"[1, 2]", "the plan file is not an object"),
-        (b'{"format": NaN}', "it holds NaN"),
+        (b'{"format": NaN}', "it contains NaN"),
         (b'{"format": ' + b"9" * 6000 + b"}", "thousands of digits"),
         (b"[" * 100_000, "nested too deeply"),
     ],

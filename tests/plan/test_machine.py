@@ -17,7 +17,7 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 from tests.seeds import seeds
-from tests.support.problems import random_problem
+from tests.support.problems import random_problem, steps
 from tests.support.three_steps import BrokenError, run_thrice
 
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)
@@ -39,11 +39,6 @@ def network(**homes: ProblemTensor) -> Problem:
     return Problem("network", "toy", operators, tuple({**tensors, **homes}.values()), storage_block_bytes=8)
 
 
-def steps(text: str) -> tuple[Instruction, ...]:
-    words = text.replace(",", " ").split()
-    return tuple(Instruction(Action(a), int(k)) for a, k in zip(words[::2], words[1::2], strict=True))
-
-
 def refused(problem: Problem, text: str, why: str) -> None:
     """Whether the last instruction alone is refused, by the machine and with its index by the simulator."""
     *before, last = steps(text)
@@ -58,11 +53,11 @@ def refused(problem: Problem, text: str, why: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("compute 1", "its turn comes only after 'forward'"), ("free 0, compute 0", "it reads 'x', which is not in RAM"),
+    [("compute 1", "it must run after 'forward'"), ("free 0, compute 0", "it reads 'x', which is not in RAM"),
      ("free 0, free 0", "it is not in RAM"), ("page_out 2", "it is not in RAM"),
      ("page_in 0", "it was never written out"), ("page_out 0, page_in 0", "it is in RAM already"),
-     ("compute 3", "there is no operator or tensor of that index"),
-     ("free -1", "there is no operator or tensor of that index")],
+     ("compute 3", "there is no operator or tensor with that index"),
+     ("free -1", "there is no operator or tensor with that index")],
 )  # fmt: skip
 def test_what_it_refuses(text: str, why: str) -> None:
     refused(network(), text, why)

@@ -20,7 +20,7 @@ from poetopt.plan.transfers import plan_transfers
 from poetopt.testing.problems import small_problem
 from poetopt.util.errors import PlanError
 from tests.seeds import seeds
-from tests.support.problems import random_problem
+from tests.support.problems import random_problem, steps
 from tests.support.stored import with_parameters
 from tests.support.streamed import random_streamed_plan, with_variants
 from tests.support.three_steps import BrokenError, run_thrice
@@ -53,26 +53,17 @@ def network(**changes: Any) -> Problem:
     return replace(Problem("network", "toy", operators, tensors, storage_block_bytes=8), **changes)
 
 
-def steps(text: str) -> tuple[Instruction, ...]:
-    """Instructions of words; "compute 0:2" is by the second variant."""
-    words = text.replace(",", " ").split()
-    return tuple(
-        Instruction(Action(action), *map(int, target.split(":")))
-        for action, target in zip(words[::2], words[1::2], strict=True)
-    )
-
-
 STREAMED = "compute 0:2, compute 1:1, free 0, compute 2:1, free 3"
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
-    [("page_in 1, compute 0, compute 1:1", "it streams 'y' in, and it was never written out"),
-     ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, which is in RAM"),
-     ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, which is in RAM"),
+    [("page_in 1, compute 0, compute 1:1", "it streams 'y' in, but it was never written out"),
+     ("page_in 1, compute 0, page_out 2, compute 0:2", "it streams 'y' out, but an old copy is in RAM"),
+     ("page_in 1, compute 0, compute 1, compute 2:1", "it streams 'w' out, but an old copy is in RAM"),
      ("compute 0:1, compute 0", "it reads 'w', which is not in RAM"),
      ("compute 0:2, compute 1", "it reads 'y', which is not in RAM"), ("compute 0:3", "it has no variant 3"),
-     ("compute 0:-1", "it has no variant -1"), ("compute 1:1", "its turn comes only after 'forward'"),
+     ("compute 0:-1", "it has no variant -1"), ("compute 1:1", "it must run after 'forward'"),
      (f"{STREAMED}, compute 0:1", "it reads 'w' as it was before 'update'")],
 )  # fmt: skip
 def test_what_is_refused(text: str, why: str) -> None:

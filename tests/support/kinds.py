@@ -76,12 +76,7 @@ def positive(*shape: int) -> Array:
 
 
 def kind(
-    nodes: Sequence[NodeProto],
-    shape: Sequence[int],
-    weights: Mapping[str, Array],
-    *,
-    data: str = "",
-    opset: int = 18,
+    nodes: Sequence[NodeProto], shape: Sequence[int], weights: Mapping[str, Array], *, data: str = "", opset: int = 18
 ) -> Kind:
     """A kind, its names separated by blanks."""
     return Kind(tuple(nodes), tuple(shape), weights, frozenset(data.split()), opset)

@@ -33,8 +33,5 @@ def uses_torch(test: Any) -> Any:
     return pytest.mark.torch(missing(test))
 
 
-ALL_USE_TORCH = [
-    pytest.mark.torch,
-    pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed"),
-]
+ALL_USE_TORCH = [pytest.mark.torch, pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")]
 """The `pytestmark` of a file whose tests do."""

@@ -23,10 +23,7 @@ TOKENS = 5
 
 def model(classes: int = 300) -> Any:
     """Scores of the next token, from a table."""
-    nodes = [
-        helper.make_node("Gather", ["table", "ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "head"], ["scores"]),
-    ]
+    nodes = [helper.make_node("Gather", ["table", "ids"], ["x"]), helper.make_node("MatMul", ["x", "head"], ["scores"])]
     draw = np.random.default_rng(0)
     shapes = {"table": (classes, 8), "head": (8, classes)}
     weights = [numpy_helper.from_array(draw.standard_normal(s, np.float32), n) for n, s in shapes.items()]

@@ -337,11 +337,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("adam", {"hyperparameters": {"beta1": 1.0}}, "--beta1 1: must be at least 0 and less than 1"),
     ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
     ("sgd", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
-    (
-        "adam",
-        {"clip_norm": 1.0},
-        "--clip-norm 1: the plan's optimizer is adam, .*; solve with --optimizer and --wi",
-    ),
+    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's optimizer is adam, .*; solve with --optimizer and --wi"),
     (
         "none",
         {"momentum": 0.9},
@@ -468,11 +464,7 @@ def test_checkpoints_that_don_t_fit(tmp_path: Path) -> None:
         with pytest.raises(PlanError, match="there is no checkpoint in it"):
             trainer.load(tmp_path / "none")
     for name, optimizer, message in (
-        (
-            "lenet",
-            "sgd",
-            r"to another network \(small\): operators, shapes or types differ from those of 'lenet'",
-        ),
+        ("lenet", "sgd", r"to another network \(small\): operators, shapes or types differ from those of 'lenet'"),
         ("other", "sgd", r"it belongs to another network \(small\): operators, shapes or types"),
         ("small", "adam", "made with the optimizer sgd, and this training uses adam"),
     ):

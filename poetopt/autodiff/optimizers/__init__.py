@@ -1,14 +1,13 @@
-"""TrainingGraph -> TrainingGraph: operators that update the parameters, in standard ONNX nodes.
+"""Optimizers as operators of standard ONNX nodes that update the parameters of a step.
 
     sgd        p = p - lr (g + weight_decay p)
     momentum   v = momentum v + g + weight_decay p,  p = p - lr v
-    adam       of g + weight_decay p, with bias correction
-    adamw      of g, with p = p - lr weight_decay p beside
+    adam       Adam of g + weight_decay p, with bias correction
+    adamw      Adam of g, with bias correction and p = p - lr weight_decay p
 
-`poetopt.autodiff.optimizers.rules` has one function for each; `with_updates` puts them behind the gradients.
-Hyperparameters are scalars that are given with each step, not constants, so that a learning rate may change without
-another graph. `poetopt.autodiff.optimizers.attach` has what clips gradients by the norm of all of them, before any
-update.
+`poetopt.autodiff.optimizers.rules` has a function for each optimizer; `with_updates` adds the updates to a step.
+Hyperparameters are scalar inputs of each step, so that a learning rate can change without another graph. Gradient
+clipping by the norm of all gradients is in `poetopt.autodiff.optimizers.attach`.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ if TYPE_CHECKING:
     from poetopt.autodiff.optimizers.attach import with_updates as with_updates
 
 NAMES = ("none", "sgd", "momentum", "adam", "adamw")
-"""What `--optimizer` takes."""
+"""Names of optimizers."""
 
 CLIP = "clip_norm"
-"""The hyperparameter of a step that clips: the largest norm of all gradients together."""
+"""The hyperparameter of gradient clipping: the largest norm of all gradients together."""
 
 __getattr__, __all__ = loading(__name__, {"attach": "with_updates"})
 __all__ += ["CLIP", "NAMES"]

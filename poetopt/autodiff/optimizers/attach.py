@@ -1,4 +1,4 @@
-"""An optimizer's update operators behind the gradients of a training step."""
+"""An optimizer's update operators for the gradients of a training step."""
 
 from __future__ import annotations
 
@@ -22,48 +22,54 @@ from poetopt.util.numbers import read_float32
 from poetopt.util.text import closest
 
 SQUARES, SCALE = "Gradient.squares", "Gradient.scale"
-"""The kinds of both operators; the first is an op of our own, too."""
+"""Kinds of both operators of gradient clipping; the first is also a fused op of poetopt's domain."""
 TERMS = 8
-"""So many numbers are added by one node."""
+"""Numbers that one node adds."""
 
 
 def squares_of(builder: GraphBuilder, name: str, gradient: Tensor) -> Operator:
-    """The operator that writes the sum of the squares of a gradient, which is that of parameter `name`.
+    """Return the operator that writes the sum of squares of the gradient of parameter `name`.
 
-    Rows first, then their sums: one float32 sum of 20 million numbers is 0.3 % off.
+    It adds up rows first, then their sums, as one float32 sum of 20 million numbers is wrong by 0.3 %.
     """
     draft = builder.operator(f"{name}.squares", SQUARES, recomputable=False, role=Role.HYPERPARAMETER)
     read = draft.cast(gradient, "float32" if gradient.dtype in HALF else gradient.dtype)
-    long = [axis for axis, length in enumerate(read.shape) if length > 1]
-    if not long:
-        made = draft.reshape(draft.mul(read, read), ())
-    elif len(long) == 1:
-        made = _reduced(draft, read, 0)
+    long_axes = [axis for axis, length in enumerate(read.shape) if length > 1]
+    if not long_axes:
+        total = draft.reshape(draft.mul(read, read), ())
+    elif len(long_axes) == 1:
+        total = _sum_of_squares(draft, read, 0)
     else:
-        made = draft.reduce_sum(_reduced(draft, read, long[0] + 1), range(long[0] + 1), keepdims=False)
+        total = draft.reduce_sum(
+            _sum_of_squares(draft, read, long_axes[0] + 1), range(long_axes[0] + 1), keepdims=False
+        )
     if read is gradient:
-        draft.amounts_to(SQUARES, [gradient], [made])
-    return finish(draft, [made.name], {})
+        draft.amounts_to(SQUARES, [gradient], [total])
+    return finish(draft, [total.name], {})
 
 
 def scale_of(
     builder: GraphBuilder, squares: Sequence[Tensor], clip_norm: Tensor, types: Iterable[str]
 ) -> tuple[dict[str, Tensor], Operator]:
-    """Gives what all gradients are multiplied with, in each of `types`, and the operator that writes it."""
+    """Return the common factor of all gradients, in each of `types`, and the operator that writes it."""
     draft = builder.operator(SCALE, SCALE, recomputable=False, role=Role.HYPERPARAMETER)
     dtype = "float64" if any(found.dtype == "float64" for found in squares) else "float32"
-    added = [draft.cast(found, dtype) for found in squares]
-    while len(added) > 1:
-        added = [draft.node("Sum", added[k : k + TERMS], (), dtype) for k in range(0, len(added), TERMS)]
-    norm = draft.unary("Sqrt", draft.cast(added[0], "float64"))
-    # what torch adds to the norm
-    most = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
-    found = {dtype: draft.binary("Min", draft.cast(most, dtype), builder.scalar(1.0, dtype)) for dtype in types}
+    partial_sums = [draft.cast(found, dtype) for found in squares]
+    while len(partial_sums) > 1:
+        partial_sums = [
+            draft.node("Sum", partial_sums[k : k + TERMS], (), dtype) for k in range(0, len(partial_sums), TERMS)
+        ]
+    norm = draft.unary("Sqrt", draft.cast(partial_sums[0], "float64"))
+    # torch adds 1e-6 to the norm
+    largest_scale = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
+    found = {
+        dtype: draft.binary("Min", draft.cast(largest_scale, dtype), builder.scalar(1.0, dtype)) for dtype in types
+    }
     return found, finish(draft, [tensor.name for tensor in found.values()], {})
 
 
-def _reduced(draft: OperatorBuilder, x: Tensor, first: int) -> Tensor:
-    """The sum of squares over the axes from `first` on."""
+def _sum_of_squares(draft: OperatorBuilder, x: Tensor, first: int) -> Tensor:
+    """Write the sum of squares over the axes from `first` on."""
     axes, shape = range(first, len(x.shape)), x.shape[:first]
     if draft.graph.opset >= 18:
         return draft.node("ReduceSumSquare", [x, draft.graph.ints(axes)], shape, x.dtype, keepdims=0)
@@ -74,10 +80,14 @@ ACCUMULATE = "Add.accumulate"
 
 
 def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
-    """`graph` with each update joined with what its gradient comes of, under the update's name and at its place.
+    """Return `graph` with each update joined with the operators that compute its gradient.
 
+    The joined operator has the update's name and position.
+
+    Parameters
+    ----------
     gradients
-        For each trained parameter, the name of the gradient that its update reads.
+        The gradient that the update of each trained parameter reads.
     """
     groups = _Fusion(graph).groups(gradients)
     kept = kept_tensors(graph)
@@ -96,7 +106,7 @@ def fused(graph: TrainingGraph, gradients: Mapping[str, str]) -> TrainingGraph:
 
 
 class _Fusion:
-    """Says which operators go together, by their places."""
+    """Search for the groups of operators to join, as positions in the graph."""
 
     def __init__(self, graph: TrainingGraph) -> None:
         self.graph = graph
@@ -111,16 +121,16 @@ class _Fusion:
         self.group: dict[int, list[int]] = {}
 
     def groups(self, gradients: Mapping[str, str]) -> Mapping[int, Sequence[int]]:
-        """For each operator of a group, all of the group, ascending."""
+        """Return the group of each operator that is in one, ascending."""
         for name, gradient in gradients.items():
-            chain = list(self._chain(gradient, self.updater[name]))
+            chain = list(self._gradient_chain(gradient, self.updater[name]))
             together = sorted({self.updater[name]}.union(*(self.group.get(k, (k,)) for k in chain)))
-            if any(not self.operators[k].view for k in chain) and not self._waits_for_itself(together):
+            if any(not self.operators[k].view for k in chain) and not self._has_cycle(together):
                 self.group.update(dict.fromkeys(together, together))
         return self.group
 
-    def _chain(self, name: str, reader: int) -> Iterator[int]:
-        """Gives what leads to the gradient `name` and to nothing else, from the operator that writes it upwards."""
+    def _gradient_chain(self, name: str, reader: int) -> Iterator[int]:
+        """Yield the operators that only the gradient `name` depends on, starting at the one that writes it."""
         while name in self.writer and self.readers[name] == [reader]:
             reader = self.writer[name]
             operator = self.operators[reader]
@@ -134,24 +144,24 @@ class _Fusion:
             else:
                 return
 
-    def _waits_for_itself(self, together: Sequence[int]) -> bool:
-        """Says whether something must run after `together`, and before it too."""
-        ahead = list(together)
+    def _has_cycle(self, together: Sequence[int]) -> bool:
+        """Return whether some operator must run both after and before the operators `together`."""
+        pending = list(together)
         seen: set[int] = set()
-        while ahead:
-            k = ahead.pop()
+        while pending:
+            k = pending.pop()
             for follower in self._followers(k):
                 if follower in together:
                     if k not in together:
                         return True
                 elif follower not in seen:
-                    found = self.group.get(follower, (follower,))
-                    seen.update(found)
-                    ahead.extend(found)
+                    group = self.group.get(follower, (follower,))
+                    seen.update(group)
+                    pending.extend(group)
         return False
 
     def _followers(self, k: int) -> Iterator[int]:
-        """Gives what may run only after operator k: what reads what it writes, and what updates what it reads."""
+        """Yield the operators that must run after operator k: readers of its outputs, and updates of its inputs."""
         operator = self.operators[k]
         for name in operator.outputs:
             yield from self.readers.get(name, ())
@@ -162,7 +172,7 @@ class _Fusion:
 
 
 COPY = "Identity.copy"
-"""The kind of what copies a gradient, so that it has bytes of its own as a result of the step."""
+"""Kind of the operator that copies a gradient, so that a result of the step shares no bytes."""
 
 
 def with_updates(
@@ -173,39 +183,45 @@ def with_updates(
     clip: bool = False,
     rates: Mapping[str, float] | None = None,
 ) -> TrainingGraph:
-    """`graph`, as autodiff left it, with operators that update its parameters and running statistics in place.
-
-    optimizer
-        One of `NAMES`; with `none`, the graph is returned as it is.
-    fuse
-        Whether an update is one operator with the gradient that it alone reads, so that no whole gradient outlives that
-        operator. Otherwise gradients are tensors like those of activations.
-    clip
-        Whether all gradients are scaled, so that the norm of all of them is `clip_norm` at most, which is one more
-        hyperparameter (`poetopt.autodiff.optimizers.attach`). Then nothing is fused, as each update waits for all
-        gradients.
-    rates
-        Pattern of parameters -> what their learning rate is multiplied with; the first that matches counts.
+    """Return `graph`, a step from autodiff, with operators that update its parameters and running statistics in place.
 
     The new value of `p` is the tensor `p.new`; that of a statistic likewise. Arithmetic is in the parameter's type, for
     half precision in float32 with states of half precision.
 
-    Raises OptionError for an unknown optimizer, to clip or to change rates without one, and for a pattern that nothing
-    matches, ModelError where the model has a tensor of such a name.
+    Parameters
+    ----------
+    optimizer
+        One of `NAMES`; with `none`, the result is `graph`.
+    fuse
+        Whether an update is one operator with the gradient that it alone reads, so that no full gradient outlives that
+        operator. Otherwise gradients are tensors like those of activations.
+    clip
+        Whether all gradients are scaled so that their common norm is at most `clip_norm`, another hyperparameter. Then
+        nothing is fused, as each update waits for all gradients.
+    rates
+        Pattern of parameters -> factor of their learning rate; the first match counts.
+
+    Raises
+    ------
+    OptionError
+        The optimizer is unknown, `clip` or `rates` come without one, or a pattern matches no parameter.
+    ModelError
+        The model has a tensor of a new name.
     """
     if optimizer not in NAMES:
         raise OptionError(
-            f"--optimizer {optimizer}: unknown{closest(str(optimizer), NAMES)}; choose of {', '.join(NAMES)}"
+            f"--optimizer {optimizer}: unknown{closest(str(optimizer), NAMES)}; choose one of {', '.join(NAMES)}"
         )
     if clip and optimizer == "none":
         raise OptionError(
-            "--with clip-norm: the step ends with gradients, and has no update to clip them for; name one with "
-            "--optimizer"
+            "--with clip-norm: the step ends with gradients and has no update, so clipping has no effect; choose an "
+            "optimizer with --optimizer"
         )
     factors = _factors(graph.trained, rates or {})
     if rates and optimizer == "none":
         raise OptionError(
-            "--with rates: the step ends with gradients, and has no update to have a rate; name one with --optimizer"
+            "--with rates: the step ends with gradients and has no update with a learning rate; choose an optimizer "
+            "with --optimizer"
         )
     if graph.parts > 1:
         from poetopt.autodiff.optimizers.sums import with_sums
@@ -217,49 +233,49 @@ def with_updates(
 
 
 def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict[str, float]:
-    """Factors of the learning rate by pattern, of the options' words too. Raises OptionError."""
+    """Return the factors of the learning rate by pattern, also from an option's text; raise OptionError otherwise."""
     texts = [rates] if isinstance(rates, str) else rates or ()
     if not isinstance(texts, Mapping):
         parts = [one.strip().rpartition("=") for text in texts for one in text.split(",")]
         texts = {pattern.strip(): factor for pattern, _, factor in parts}  # type: ignore[misc]
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
     for pattern, factor in texts.items():
         try:
-            found[pattern] = read_float32(factor)
+            factors[pattern] = read_float32(factor)
         except ValueError:
-            found[pattern] = math.nan
-        if not pattern or not found[pattern] >= 0:
+            factors[pattern] = math.nan
+        if not pattern or not factors[pattern] >= 0:
             raise OptionError(
-                f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: say a pattern of parameters and what their "
-                "learning rate is multiplied with, as in --with rates=features.*=0.1"
+                f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: must be a pattern of parameters and a factor "
+                "of their learning rate, 0 or more, as in --with rates=features.*=0.1"
             )
-    return found
+    return factors
 
 
 def _factors(trained: Sequence[str], rates: Mapping[str, float]) -> dict[str, float]:
-    """For each parameter that a pattern matches, its factor. Raises OptionError."""
-    found: dict[str, float] = {}
+    """Return the factor of each parameter that a pattern matches; raise OptionError for a pattern without a match."""
+    factors: dict[str, float] = {}
     for pattern, factor in rates.items():
         matched = fnmatch.filter(trained, pattern)
         if not matched:
             raise OptionError(
-                f"--with rates={pattern}={factor:g}: no trained parameter is called so{closest(pattern, trained)}; "
+                f"--with rates={pattern}={factor:g}: no trained parameter matches{closest(pattern, trained)}; "
                 f"there are {listed(trained)}"
             )
-        found = {**dict.fromkeys(matched, factor), **found}
-    return {name: found[name] for name in trained if name in found}
+        factors = {**dict.fromkeys(matched, factor), **factors}
+    return {name: factors[name] for name in trained if name in factors}
 
 
 def rate_notes(factors: Mapping[str, float]) -> Iterator[Note]:
-    """Gives a line for each factor of the learning rate."""
+    """Yield a note for each factor of the learning rate."""
     for factor in dict.fromkeys(factors.values()):
-        names = [name for name, own in factors.items() if own == factor]
+        names = [name for name, other in factors.items() if other == factor]
         text = f"rate: {factor:g} times lr for"
         yield Note(f"{text} {', '.join(names)}", short=f"{text} {listed(names)}")
 
 
 class Attachment:
-    """The graph that grows."""
+    """Builder of a step with updates."""
 
     def __init__(self, graph: TrainingGraph, optimizer: str, *, clip: bool, factors: Mapping[str, float]) -> None:
         self.source = graph
@@ -273,17 +289,17 @@ class Attachment:
 
     @property
     def rule(self) -> Optimizer:
-        """Gives what the optimizer computes."""
+        """The optimizer's rule."""
         return OPTIMIZERS[self.optimizer]
 
     def graph(self, *, fuse: bool) -> TrainingGraph:
-        """See `with_updates`."""
+        """Return the step with updates (see `with_updates`)."""
         graph = self.source
-        statistics = {old: self.carried(graph.tensors[old], made) for old, made in graph.states.items()}
+        statistics = {old: self.carried(graph.tensors[old], new_name) for old, new_name in graph.states.items()}
         operators = self.transient(list(updated_in_place(graph, statistics)))
-        given = self.hyperparameters()
-        scalars, first = self.scalars(given)
-        squares, scale = self.clipping(given)
+        hyperparameters = self.hyperparameters()
+        scalars, first = self.scalars(hyperparameters)
+        squares, scale = self.clipping(hyperparameters)
         updates = {name: self.update(name, scalars[self.factors.get(name, 1.0)]) for name in graph.trained}
         after: dict[str, list[Operator]] = {}
         for name, operator in (squares or updates).items():
@@ -292,7 +308,7 @@ class Attachment:
         if scale is not None:
             operators += [scale, *updates.values()]
         outputs = {graph.states[old]: new for old, new in statistics.items()}
-        made = replace(
+        step = replace(
             graph,
             operators=tuple(operators),
             outputs=tuple(outputs.get(name, name) for name in graph.outputs),
@@ -300,16 +316,16 @@ class Attachment:
             states=statistics,
             optimizer=self.optimizer,
             optimizer_states=tuple(self.states),
-            hyperparameters=given,
+            hyperparameters=hyperparameters,
             rates=self.factors,
             notes=(*graph.notes, *rate_notes(self.factors)),
         )
-        made = self.cut(made, (*graph.values, *given.values()), graph.inputs)
-        made = fused(made, self.gradients) if fuse else made
-        return replace(made, operators=low_memory_order(made.operators, made.tensors))
+        step = self.cut(step, (*graph.values, *hyperparameters.values()), graph.inputs)
+        step = fused(step, self.gradients) if fuse else step
+        return replace(step, operators=low_memory_order(step.operators, step.tensors))
 
     def cut(self, graph: TrainingGraph, values: Iterable[str], inputs: Iterable[str] = ()) -> TrainingGraph:
-        """`graph` with the tensors that its operators name, its inputs, and `values` alone."""
+        """Return `graph` with only the tensors that its operators use, its inputs, and `values`."""
         operators = (*graph.operators, *graph.aside)
         used = {name for o in operators for node in o.nodes for name in (*node.inputs, *node.outputs)}
         used.update(inputs, values)
@@ -320,7 +336,7 @@ class Attachment:
         )
 
     def carried(self, old: Tensor, made: str) -> str:
-        """The name of what follows `old`, whose bytes and role it takes over: so far it is called `made`."""
+        """Rename the tensor `made`, the new value of `old`, whose bytes and role it takes; return its name."""
         name = f"{old.name}.new"
         if name != made and self.builder.unique(name) != name:
             raise ModelError(f"{self.source.name}: a tensor is named {name!r} already; rename it in the model")
@@ -328,112 +344,118 @@ class Attachment:
         return self.builder.tensor(name, old.shape, old.dtype, old.role).name
 
     def transient(self, operators: list[Operator]) -> list[Operator]:
-        """Gradients as tensors that nobody wants after the step: no copies of them, none added to in place."""
+        """Return operators whose gradients are no results of the step: without copies and additions in place."""
         kept: list[Operator] = []
-        once: set[str] = set()
-        of = {gradient: name for name, gradient in self.gradients.items()}
+        rerunnable: set[str] = set()
+        parameter_of = {gradient: name for name, gradient in self.gradients.items()}
         for operator in operators:
-            if operator.kind == COPY and operator.outputs[0] in of:
-                self.gradients[of[operator.outputs[0]]] = operator.inputs[0]
+            if operator.kind == COPY and operator.outputs[0] in parameter_of:
+                self.gradients[parameter_of[operator.outputs[0]]] = operator.inputs[0]
                 continue
             if operator.over:
-                once.update((operator.name, operator.over))
+                rerunnable.update((operator.name, operator.over))
             kept.append(replace(operator, over=""))
         tensors = self.builder.tensors
         for name, tensor in tensors.items():
             if tensor.role is Role.PARAMETER_GRADIENT:
                 tensors[name] = replace(tensor, role=Role.GRADIENT)
-        return [replace(o, recomputable=True) if once.intersection((o.name, *o.outputs)) else o for o in kept]
+        return [replace(o, recomputable=True) if rerunnable.intersection((o.name, *o.outputs)) else o for o in kept]
 
     def hyperparameters(self) -> Mapping[str, str]:
-        """A scalar for each hyperparameter, with its default as its value."""
-        found: dict[str, str] = {}
-        # of the hyperparameter: what it is where a step is told nothing
+        """Add a scalar for each hyperparameter, with its default as its value."""
+        names: dict[str, str] = {}
+        # 1.0 is the default of the clip norm
         for name, default in {**self.rule.hyperparameters, **({CLIP: 1.0} if self.clip else {})}.items():
             dtype = "int64" if name == "step" else "float64"
-            found[name] = self.builder.unique(name)
-            self.builder.valued(found[name], np.array(default, dtype), Role.HYPERPARAMETER)
-        return found
+            names[name] = self.builder.unique(name)
+            self.builder.valued(names[name], np.array(default, dtype), Role.HYPERPARAMETER)
+        return names
 
-    def scalars(self, given: Mapping[str, str]) -> tuple[Mapping[float, Mapping[str, Scalars]], Operator]:
-        """Scalars that updates read of the hyperparameters, and their operator.
+    def scalars(self, hyperparameters: Mapping[str, str]) -> tuple[Mapping[float, Mapping[str, Scalars]], Operator]:
+        """Return the scalars that updates derive from the hyperparameters, and the operator that writes them.
 
-        By what the learning rate is multiplied with, and for each type that updates compute in. What doesn't depend on
-        the rate is there once.
+        The scalars are by factor of the learning rate and by type of the updates' arithmetic. A scalar that doesn't
+        depend on the learning rate is shared by all factors.
         """
         builder = self.builder
         kind = f"{self.optimizer}.scalars"
         draft = builder.operator(kind, kind, recomputable=False, role=Role.HYPERPARAMETER)
-        values = {name: builder.tensors[tensor] for name, tensor in given.items()}
-        found: dict[float, dict[str, Scalars]] = {}
-        known: dict[tuple[str, str, object], Tensor] = {}
+        values = {name: builder.tensors[tensor] for name, tensor in hyperparameters.items()}
+        by_factor: dict[float, dict[str, Scalars]] = {}
+        shared: dict[tuple[str, str, object], Tensor] = {}
         for factor in dict.fromkeys((1.0, *self.factors.values())):
-            rated = {**values, "lr": draft.mul(values["lr"], factor)}
-            made = self.rule.scalars(draft, rated)
-            moved = _reached(draft, rated["lr"])
-            found[factor] = {
+            with_rate = {**values, "lr": draft.mul(values["lr"], factor)}
+            results = self.rule.scalars(draft, with_rate)
+            rate_dependent = _dependents(draft, with_rate["lr"])
+            by_factor[factor] = {
                 dtype: {
-                    name: known[key]
-                    if (key := (name, dtype, factor if value.name in moved else None)) in known
-                    else known.setdefault(key, draft.cast(value, dtype))
-                    for name, value in made.items()
+                    name: shared[key]
+                    if (key := (name, dtype, factor if value.name in rate_dependent else None)) in shared
+                    else shared.setdefault(key, draft.cast(value, dtype))
+                    for name, value in results.items()
                 }
                 for dtype in self._types()
             }
-        used = {t.name for of in found.values() for by in of.values() for t in by.values()}
+        used = {t.name for by_type in by_factor.values() for by_name in by_type.values() for t in by_name.values()}
         for node in reversed(draft.nodes[:]):
             if used.isdisjoint(node.outputs):
                 draft.nodes.remove(node)
             used.update(node.inputs if not used.isdisjoint(node.outputs) else ())
         inner = {name for node in draft.nodes for name in node.outputs}
         written = dict.fromkeys(
-            t.name for of in found.values() for by in of.values() for t in by.values() if t.name in inner
+            t.name
+            for by_type in by_factor.values()
+            for by_name in by_type.values()
+            for t in by_name.values()
+            if t.name in inner
         )
-        return found, finish(draft, tuple(written), {})
+        return by_factor, finish(draft, tuple(written), {})
 
     def _types(self) -> tuple[str, ...]:
-        """The types that updates compute in."""
-        return tuple(dict.fromkeys(_computing(self.builder.tensors[name]) for name in self.source.trained))
+        """Return the types of the updates' arithmetic."""
+        return tuple(dict.fromkeys(_arithmetic_type(self.builder.tensors[name]) for name in self.source.trained))
 
-    def clipping(self, given: Mapping[str, str]) -> tuple[Mapping[str, Operator], Operator | None]:
-        """For each parameter, what adds up its gradient's squares; and what makes the scale of those, for updates.
+    def clipping(self, hyperparameters: Mapping[str, str]) -> tuple[Mapping[str, Operator], Operator | None]:
+        """Return the operator of each gradient's sum of squares, and the operator of the common scale.
 
-        Nothing where the step doesn't clip.
+        Both are empty where the step doesn't clip.
         """
         if not self.clip:
             return {}, None
         builder = self.builder
         squares = {n: squares_of(builder, n, builder.tensors[self.gradients[n]]) for n in self.source.trained}
         sums = [builder.tensors[operator.outputs[0]] for operator in squares.values()]
-        self.scales, scale = scale_of(builder, sums, builder.tensors[given[CLIP]], self._types())
+        self.scales, scale = scale_of(builder, sums, builder.tensors[hyperparameters[CLIP]], self._types())
         return squares, scale
 
     def update(self, name: str, scalars: Mapping[str, Scalars]) -> Operator:
-        """The operator that writes parameter `name` and its states anew."""
+        """Return the operator that writes the new values of parameter `name` and its states."""
         builder = self.builder
         p, g = builder.tensors[name], builder.tensors[self.gradients[name]]
-        dtype = _computing(p)
+        dtype = _arithmetic_type(p)
         states = [self._state(p, what) for what in self.rule.states]
         draft = builder.operator(f"{name}.update", f"{self.optimizer}.update", recomputable=False)
-        read = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
+        operands = [draft.cast(tensor, dtype) for tensor in (p, g, *states)]
         scale = [self.scales[dtype]] if self.clip else []
-        slope = draft.mul(read[1], scale[0]) if scale else read[1]
-        made = [draft.cast(t, p.dtype) for t in self.rule.update(draft, read[0], slope, read[2:], scalars[dtype])]
+        gradient = draft.mul(operands[1], scale[0]) if scale else operands[1]
+        results = [
+            draft.cast(t, p.dtype) for t in self.rule.update(draft, operands[0], gradient, operands[2:], scalars[dtype])
+        ]
         if p.dtype == dtype:
-            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values(), *scale], made)
-        pairs = [(old.name, self.carried(old, new.name)) for old, new in zip((p, *states), made, strict=True)]
-        rename = {tensor.name: new for tensor, (_, new) in zip(made, pairs, strict=True)}
-        return replace(finish(draft, [tensor.name for tensor in made], rename), updates=tuple(pairs))
+            draft.amounts_to(draft.kind, [p, g, *states, *scalars[dtype].values(), *scale], results)
+        pairs = [(old.name, self.carried(old, new.name)) for old, new in zip((p, *states), results, strict=True)]
+        rename = {tensor.name: new for tensor, (_, new) in zip(results, pairs, strict=True)}
+        return replace(finish(draft, [tensor.name for tensor in results], rename), updates=tuple(pairs))
 
     def _state(self, parameter: Tensor, what: str) -> Tensor:
-        """A new state of `parameter`, zero before the first step."""
+        """Add a state of `parameter`, zero before the first step."""
         name = self.builder.unique(f"{parameter.name}.{what}")
         self.states.append(name)
         return self.builder.valued(name, np.zeros(parameter.shape, parameter.dtype), Role.OPTIMIZER_STATE)
 
 
-def _reached(draft: OperatorBuilder, tensor: Tensor) -> set[str]:
-    """`tensor`, and what nodes of the operator make of it."""
+def _dependents(draft: OperatorBuilder, tensor: Tensor) -> set[str]:
+    """Return `tensor` and the operator's tensors that depend on it."""
     found = {tensor.name}
     for node in draft.nodes:
         if not found.isdisjoint(node.inputs):
@@ -441,21 +463,21 @@ def _reached(draft: OperatorBuilder, tensor: Tensor) -> set[str]:
     return found
 
 
-def _computing(tensor: Tensor) -> str:
-    """The type that an update of `tensor` computes in."""
+def _arithmetic_type(tensor: Tensor) -> str:
+    """Return the type of the arithmetic of an update of `tensor`."""
     return "float32" if tensor.dtype in HALF else tensor.dtype
 
 
 def behind(operators: list[Operator], first: list[Operator], updates: Mapping[str, list[Operator]]) -> list[Operator]:
-    """`operators` with `first` before all backward ones, and each update behind what its gradient comes of."""
-    waiting = dict(updates)
+    """Return `operators` with `first` before the backward ones, and each update after the operator of its gradient."""
+    pending = dict(updates)
     written = {name for operator in operators for name in operator.outputs}
-    early = [o for gradient in list(waiting) if gradient not in written for o in waiting.pop(gradient)]
-    found: list[Operator] = []
+    leading = [o for gradient in list(pending) if gradient not in written for o in pending.pop(gradient)]
+    ordered: list[Operator] = []
     start = next(k for k, operator in enumerate(operators) if operator.backward)
     for k, operator in enumerate(operators):
         if k == start:
-            found += [*first, *early]
-        found.append(operator)
-        found += [update for name in operator.outputs for update in waiting.pop(name, ())]
-    return found
+            ordered += [*first, *leading]
+        ordered.append(operator)
+        ordered += [update for name in operator.outputs for update in pending.pop(name, ())]
+    return ordered

@@ -1,4 +1,4 @@
-"""Optimizers: rules of parameters, states and hyperparameters, and the statistics that a step carries over."""
+"""Update rules of the optimizers, and updates of running statistics."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from poetopt.autodiff.emit import OperatorBuilder
 from poetopt.graph import Node, Operator, Tensor, TrainingGraph, Whole
 
 Scalars = Mapping[str, Tensor]
-"""Scalars by name: the hyperparameters, or what a rule reads of them."""
+"""Scalars by name: the hyperparameters, or the values that an update derives from them."""
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One optimizer.
+    """An optimizer.
 
+    Attributes
+    ----------
     hyperparameters
         Name -> default. `step` counts from 1.
     states
-        What it remembers of each parameter, in the parameter's shape and type; zeros before the first step.
+        Names of a parameter's state tensors, of the parameter's shape and type; zero before the first step.
     scalars
-        Writes what `update` reads of the hyperparameters, which are scalars of float64 (`step`: of int64).
+        Function that writes the scalars for `update`, from hyperparameters of float64 (`step`: int64).
     update
-        (k, p, g, states, scalars) -> the new p and the new states, all of one type.
+        Function (k, p, g, states, scalars) -> the new p and the new states, all of one type.
     """
 
     hyperparameters: Mapping[str, float]
@@ -33,53 +35,53 @@ class Optimizer:
 
 
 def _sgd(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
-    """p (1 - lr weight_decay) - lr g."""
+    """Write p (1 - lr weight_decay) - lr g."""
     change = k.mul(g, by["lr"])
     return (k.sub(k.mul(p, by["keep"]), change),)
 
 
 def _momentum(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
-    """v = momentum v + g + weight_decay p, p - lr v."""
+    """Write v = momentum v + g + weight_decay p, and p - lr v."""
     (v,) = states
     v = k.add(k.add(k.mul(v, by["momentum"]), g), k.mul(p, by["weight_decay"]))
     return k.sub(p, k.mul(v, by["lr"])), v
 
 
 def _adam(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
-    """p - lr m' / (sqrt(v') + eps) of the gradient g + weight_decay p; m', v': without the bias of the first steps."""
-    m, v, change = _adaptive(k, k.add(k.mul(p, by["weight_decay"]), g), states, by)
+    """Write p - lr m' / (sqrt(v') + eps) of the gradient g + weight_decay p, with bias-corrected moments m' and v'."""
+    m, v, change = _adam_change(k, k.add(k.mul(p, by["weight_decay"]), g), states, by)
     return k.sub(p, change), m, v
 
 
 def _adamw(k: OperatorBuilder, p: Tensor, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, ...]:
-    """p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps)."""
-    m, v, change = _adaptive(k, g, states, by)
+    """Write p (1 - lr weight_decay) - lr m' / (sqrt(v') + eps)."""
+    m, v, change = _adam_change(k, g, states, by)
     return k.sub(k.mul(p, by["keep"]), change), m, v
 
 
-def _keep(k: OperatorBuilder, given: Scalars) -> Tensor:
-    """Gives what decoupled weight decay leaves of a parameter: 1 - lr weight_decay."""
-    return k.sub(_one(k), k.mul(given["lr"], given["weight_decay"]))
+def _decay_factor(k: OperatorBuilder, hyperparameters: Scalars) -> Tensor:
+    """Write the factor of a parameter under decoupled weight decay, 1 - lr weight_decay."""
+    return k.sub(_one(k), k.mul(hyperparameters["lr"], hyperparameters["weight_decay"]))
 
 
-def _moments(k: OperatorBuilder, given: Scalars) -> Scalars:
-    """The shares of old and new in both moments, and what the bias of the first steps makes of lr and sqrt(v)."""
-    one, count = _one(k), k.cast(given["step"], "float64")
-    first, second = given["beta1"], given["beta2"]
-    unbiased, spread = (k.sub(one, k.node("Pow", [beta, count], (), "float64")) for beta in (first, second))
+def _moments(k: OperatorBuilder, hyperparameters: Scalars) -> Scalars:
+    """Write the shares of old and new in both moments, and the bias corrections of lr and sqrt(v)."""
+    one_scalar, count = _one(k), k.cast(hyperparameters["step"], "float64")
+    first, second = hyperparameters["beta1"], hyperparameters["beta2"]
+    unbiased, spread = (k.sub(one_scalar, k.node("Pow", [beta, count], (), "float64")) for beta in (first, second))
     return {
         "beta1": first,
         "beta2": second,
-        "new1": k.sub(one, first),
-        "new2": k.sub(one, second),
+        "new1": k.sub(one_scalar, first),
+        "new2": k.sub(one_scalar, second),
         "scale": k.unary("Reciprocal", k.unary("Sqrt", spread)),
-        "eps": given["eps"],
-        "step_size": k.div(given["lr"], unbiased),
+        "eps": hyperparameters["eps"],
+        "step_size": k.div(hyperparameters["lr"], unbiased),
     }
 
 
-def _adaptive(k: OperatorBuilder, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, Tensor, Tensor]:
-    """Both moments, and the change of the parameter."""
+def _adam_change(k: OperatorBuilder, g: Tensor, states: Sequence[Tensor], by: Scalars) -> tuple[Tensor, Tensor, Tensor]:
+    """Write both moments, and the change of the parameter."""
     m, v = states
     m = k.add(k.mul(m, by["beta1"]), k.mul(g, by["new1"]))
     v = k.add(k.mul(v, by["beta2"]), k.mul(k.mul(g, g), by["new2"]))
@@ -94,84 +96,87 @@ def _one(k: OperatorBuilder) -> Tensor:
 _MOMENTS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "step": 1}
 OPTIMIZERS: Mapping[str, Optimizer] = {
     "sgd": Optimizer(
-        {"lr": 1e-3, "weight_decay": 0.0}, (), lambda k, given: {"lr": given["lr"], "keep": _keep(k, given)}, _sgd
+        {"lr": 1e-3, "weight_decay": 0.0}, (),
+        lambda k, values: {"lr": values["lr"], "keep": _decay_factor(k, values)}, _sgd,
     ),
     "momentum": Optimizer(
         {"lr": 1e-3, "momentum": 0.9, "weight_decay": 0.0}, ("momentum_buffer",),
-        lambda k, given: {name: given[name] for name in ("lr", "momentum", "weight_decay")}, _momentum,
+        lambda k, values: {name: values[name] for name in ("lr", "momentum", "weight_decay")}, _momentum,
     ),
     "adam": Optimizer(
         {**_MOMENTS, "weight_decay": 0.0}, ("exp_avg", "exp_avg_sq"),
-        lambda k, given: {**_moments(k, given), "weight_decay": given["weight_decay"]}, _adam,
+        lambda k, values: {**_moments(k, values), "weight_decay": values["weight_decay"]}, _adam,
     ),
     "adamw": Optimizer(
         {**_MOMENTS, "weight_decay": 0.01}, ("exp_avg", "exp_avg_sq"),
-        lambda k, given: {**_moments(k, given), "keep": _keep(k, given)}, _adamw,
+        lambda k, values: {**_moments(k, values), "keep": _decay_factor(k, values)}, _adamw,
     ),
 }  # fmt: skip
-"""By name. Names and defaults are torch's; its SGD has no default of momentum."""
+"""Optimizers by name. Names and defaults are torch's, except that its SGD has no default momentum."""
 
 
 KIND = "BatchNormalization.statistics"
 
 
 def updated_in_place(graph: TrainingGraph, names: Mapping[str, str]) -> tuple[Operator, ...]:
-    """The operators of `graph`, with the updates of statistics behind the forward operators.
+    """Return the operators of `graph`, with the updates of statistics after the forward operators.
 
+    Parameters
+    ----------
     names
-        Old name of each statistic -> what its new value is called from now on.
+        Each statistic's name -> the new name of its new value.
     """
     pairs = {new: old for old, new in graph.states.items()}
     forward: list[Operator] = []
     updates: list[Operator] = []
     for operator in graph.operators:
-        made = [name for name in operator.outputs if name in pairs]
-        if not made:
+        new_statistics = [name for name in operator.outputs if name in pairs]
+        if not new_statistics:
             forward.append(operator)
             continue
-        places = _only_for(operator.nodes, made, {*operator.outputs} - {*made})
-        inner = [node for k, node in enumerate(operator.nodes) if k in places]
-        rest = tuple(node for k, node in enumerate(operator.nodes) if k not in places)
+        update_positions = _nodes_only_for(operator.nodes, new_statistics, {*operator.outputs} - {*new_statistics})
+        inner = [node for k, node in enumerate(operator.nodes) if k in update_positions]
+        rest = tuple(node for k, node in enumerate(operator.nodes) if k not in update_positions)
         read = {name for node in inner for name in node.inputs}
-        kept = [name for name in operator.outputs if name not in pairs]
-        passed = [name for node in rest for name in node.outputs if name in read and name not in kept]
-        forward.append(_with(operator, rest, (*kept, *passed)))
-        rename = {name: names[pairs[name]] for name in made}
+        others = [name for name in operator.outputs if name not in pairs]
+        intermediate = [name for node in rest for name in node.outputs if name in read and name not in others]
+        forward.append(_with_nodes(operator, rest, (*others, *intermediate)))
+        rename = {name: names[pairs[name]] for name in new_statistics}
         nodes = tuple(replace(n, outputs=tuple(rename.get(name, name) for name in n.outputs)) for n in inner)
         statistics = replace(
             operator,
             name=f"{operator.name}.statistics",
             kind=KIND,
             recomputable=False,
-            updates=tuple((pairs[name], rename[name]) for name in made),
+            updates=tuple((pairs[name], rename[name]) for name in new_statistics),
         )
-        updates.append(_with(statistics, nodes, tuple(rename.values())))
+        updates.append(_with_nodes(statistics, nodes, tuple(rename.values())))
     first = next((k for k, operator in enumerate(forward) if operator.backward), len(forward))
     return (*forward[:first], *updates, *forward[first:])
 
 
-def _only_for(nodes: Sequence[Node], made: Sequence[str], others: Set[str]) -> frozenset[int]:
-    """The places of the nodes that nothing but the tensors `made` comes of."""
-    found: list[int] = []
-    wanted, needed = set(made), set(others)
+def _nodes_only_for(nodes: Sequence[Node], targets: Sequence[str], others: Set[str]) -> frozenset[int]:
+    """Return the positions of the nodes that only the tensors `made` depend on."""
+    positions: list[int] = []
+    wanted, needed = set(targets), set(others)
     for k in reversed(range(len(nodes))):
         if wanted.intersection(nodes[k].outputs) and not needed.intersection(nodes[k].outputs):
-            found.append(k)
+            positions.append(k)
             wanted.update(nodes[k].inputs)
         else:
             needed.update(nodes[k].inputs)
-    return frozenset(found)
+    return frozenset(positions)
 
 
-def _with(operator: Operator, nodes: tuple[Node, ...], outputs: tuple[str, ...]) -> Operator:
-    """`operator` with other nodes, which write `outputs` for others."""
+def _with_nodes(operator: Operator, nodes: tuple[Node, ...], outputs: tuple[str, ...]) -> Operator:
+    """Return `operator` with other nodes and outputs."""
     written = {name for node in nodes for name in node.outputs}
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name and name not in written)
-    return replace(operator, nodes=nodes, inputs=tuple(read), outputs=outputs, whole=tuple(_runs(operator, nodes)))
+    return replace(operator, nodes=nodes, inputs=tuple(read), outputs=outputs, whole=tuple(_fused_ops(operator, nodes)))
 
 
-def _runs(operator: Operator, nodes: Sequence[Node]) -> Iterator[Whole]:
-    """Gives what runs of `nodes`, which are some of the operator's, amount to: the same ops with fewer operands."""
+def _fused_ops(operator: Operator, nodes: Sequence[Node]) -> Iterator[Whole]:
+    """Yield the operator's fused ops for `nodes`, a part of its nodes: the same ops with fewer operands."""
     for whole in operator.whole:
         run = [k for k, node in enumerate(nodes) if node in operator.nodes[whole.first : whole.first + whole.count]]
         read = {name for k in run for name in nodes[k].inputs}

@@ -1,1 +1,1 @@
-"""Graph -> Graph: what works in place is joined, cheap chains become blocks, the order is kept low in memory."""
+"""Passes from graph to graph: join in-place operators, group cheap chains into blocks, order for low memory."""

@@ -23,8 +23,8 @@ from poetopt.backends.solvers.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, basic_rows, compressed
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
-from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Row
+from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Frozen, Outcome, Point, Relaxation, Search
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.errors import OutputError
 from poetopt.util.text import closest
 
@@ -134,10 +134,6 @@ class HighsSession(MatrixSession):
             self._broken = outside  # what is outside may bound it
             return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
-
-    def _set_unbinding_aside(self) -> None:
-        """Have those of the model's own rows wait outside that don't bind."""
-        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
 
     def _which(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
         """Unbounded or infeasible: presolve can't tell, the simplex method can."""
@@ -259,7 +255,8 @@ class HighsSession(MatrixSession):
 
         They have an event of their own: a search that overruns its time is no reason to end a tree.
         """
-        self._set_unbinding_aside()
+        # those of the model's own rows that don't bind wait outside
+        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
         pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without what was purged
         places[places >= self._own] = pool.add(compressed(self._columns, self._added), anew=True)
         bounds = self._lower, self._upper

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, compressed
 from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
+from poetopt.backends.solvers.nodes import StoppedError, Vertex
 from poetopt.backends.solvers.solver import DualProof, Point
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.sparse import csr_matrix
 
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)
@@ -187,9 +187,6 @@ class HighsNodes:
     def _objective(self) -> float:
         return float(self._lp.getInfo().objective_function_value) / self._scale + self._matrix.constant
 
-    def _scaled(self, value: float) -> float:
-        return (value - self._matrix.constant) * self._scale
-
     def _run(self, basis: object, cutoff: float, iterations: int) -> highspy.HighsModelStatus:
         """Solve from `basis`, which may be older than the last rows. Raises StoppedError."""
         if self._stop.is_set():
@@ -200,7 +197,7 @@ class HighsNodes:
             self._go(basis)
         self._append()
         solver.setOptionValue("simplex_iteration_limit", iterations)
-        solver.setOptionValue("objective_bound", self._scaled(cutoff))
+        solver.setOptionValue("objective_bound", (cutoff - self._matrix.constant) * self._scale)
         run(solver)
         if solver.getModelStatus() == highspy.HighsModelStatus.kUnknown:
             # What it knows of that basis leaves a reduced cost of the wrong sign; from the basis alone it comes right.

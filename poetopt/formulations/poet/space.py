@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from poetopt.formulations.block import IndexSet, Limits
+from poetopt.formulations.block import IndexSet, Kind, Limits
 from poetopt.graph.problem import COMPUTES, PLAINLY, Feature, Problem, check_supported
 from poetopt.util.errors import FormulationError
 
@@ -103,13 +103,7 @@ class PoetSpace:
 
 
 def poet_space(
-    problem: Problem,
-    limits: Limits,
-    scope: str,
-    paging: bool,
-    remat: bool,
-    lean: bool = False,
-    transfer_times: bool = True,
+    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, kind: Kind = Kind.TIMED
 ) -> PoetSpace:
     """Algorithm 1's space, in which every transfer has its stage.
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.block import Limits
+from poetopt.formulations.block import Kind, Limits
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.language import Formulation
 from poetopt.formulations.retention import outer
@@ -323,7 +323,7 @@ OUTER = Formulation(
     sets=SETS,
     numbers=tuple(block.name for block in outer.OUTER),
     simulated=tuple(block.name for block in outer.OUTER),
-    lean=False,
+    kind=Kind.SHADOW,
 )
 
 retention = Formulation(

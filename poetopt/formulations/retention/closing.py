@@ -106,10 +106,7 @@ def _build(block: PyomoBlock) -> None:
     size = {name: float(space.tensor_bytes[space.point_tensor[e]]) for name, e in stays.items()}
     block.always = pyo.Var(pyo.RangeSet(0, 0), bounds=(1, 1), doc="the updates behind the last part")
     block.ways = list(_ways(space, closing, sum(size.values())))
-    names = [operator.name for operator in closing.operators]
-    block.runs = pyo.Set(
-        initialize=[(names[u], v) for u, v in block.ways], dimen=2, doc="(update, variant): it may run by the variant"
-    )
+    block.runs = pyo.Set(initialize=block.ways, dimen=2, doc="(u, v): update u may run by its variant v")
     block.y = pyo.Var(block.runs, domain=pyo.Binary)
     of: dict[int, dict[int, Any]] = {}
     for (u, v), variable in zip(block.ways, block.y.values(), strict=True):
@@ -119,7 +116,7 @@ def _build(block: PyomoBlock) -> None:
         forced = run_bytes(closing, u) > space.room_bytes and not space.limits.open
         return sum(of[u].values()) == 1 if forced else sum(of[u].values()) <= 1
 
-    block.one_way = equation([names[u] for u in of], one_way, "an update goes one way", over=of)
+    block.one_way = equation(list(of), one_way, "an update goes one way")
     streamed = {
         (u, i): own
         for u in of
@@ -128,10 +125,9 @@ def _build(block: PyomoBlock) -> None:
         and (own := [y for v, y in of[u].items() if i in closing.operators[u].variant(v).streamed_in])
     }
     block.away = equation(
-        range(len(streamed)),
+        list(streamed),
         lambda u, i: k[stays[closing.tensors[i].name]] + sum(streamed[u, i]) <= 1,
         "what stays in RAM is not streamed by its update",
-        over=streamed,
     )
 
     def room(_: PyomoBlock, u: int) -> PyomoRow:
@@ -203,13 +199,12 @@ def _build_back(block: PyomoBlock, space: RetentionSpace, closing: Problem, stay
     names = [space.problem.tensors[i].name for i in block.written]
     block.tensors = pyo.Set(initialize=names, doc="what may stay in RAM from part to part and be read from storage too")
     block.w = pyo.Var(block.tensors, bounds=(0, 1))
-    rows = [(name, variable) for name, i in zip(names, block.written, strict=True) for variable in reads[i]]
+    rows = {(name, n): read for name, i in zip(names, block.written, strict=True) for n, read in enumerate(reads[i])}
 
     block.back = equation(
-        range(len(rows)),
-        lambda name, read: k[stays[name]] + read - block.w[name] <= 1,
+        list(rows),
+        lambda name, n: k[stays[name]] + rows[name, n] - block.w[name] <= 1,
         "what stays in RAM and is read from storage is written there",
-        over=rows,
     )
     held = (updated[name] for name in names)
     return [Moved(one.page_out_j, one.page_out_s, float(one.nbytes)) for one in held]

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from poetopt.formulations.block import Limits
+from poetopt.formulations.block import Kind, Limits
 from poetopt.formulations.retention.space import Flags, RetentionSpace
 from poetopt.formulations.retention.streams import Streams, streamed_runs
 from poetopt.formulations.rows import Ints
@@ -74,8 +74,7 @@ def retention_space(
     scope: str,
     paging: bool,
     remat: bool,
-    lean: bool = False,
-    transfer_times: bool = False,
+    kind: Kind = Kind.WHOLE,
     ends: Ints | None = None,
 ) -> RetentionSpace:
     """Enumerate the decisions of a scope.
@@ -90,12 +89,12 @@ def retention_space(
       of the stage before, so that it can stay. (Plans that let recomputes have its room in between lie outside of the
       space.)
 
-    Which runs may stream operands, and which of them a `lean` space lacks, `retention.streams` says.
+    Which runs may stream operands, and which of them a lean space lacks, `retention.streams` says.
 
     ends
         See `RetentionSpace`.
 
-    With `transfer_times` it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
+    In a timed one it may matter when a tensor is moved: page-ins at points where nothing can read it are there,
     and points at every stage from which it can be written.
     """
     check_supported(problem, "formulation 'retention'", SUPPORTS)
@@ -124,14 +123,14 @@ def retention_space(
             allowed[:, j] &= point[list(operator.outputs)].any(axis=0)
         else:
             allowed[:, j] = False
-    transfer_times = transfer_times and paging
-    if transfer_times:
+    timed = kind is Kind.TIMED and paging
+    if timed:
         lasting = np.array([tensor.stored for tensor in problem.tensors], dtype=bool)
         point |= alive & (np.arange(n) > producers[:, None]) & ~lasting[:, None]
     recompute_stage, recompute_operator = np.nonzero(allowed)
     again = zip(recompute_operator.tolist(), recompute_stage.tolist(), strict=True)
     # where it matters when tensors are moved, nothing is streamed
-    streams = streamed_runs(problem, limits, again, paging and problem.paging and not transfer_times, lean=lean)
+    streams = streamed_runs(problem, limits, again, paging and problem.paging and not timed, lean=kind is Kind.LEAN)
     index_of = np.full((n, n), -1, dtype=np.int64)
     index_of[recompute_stage, recompute_operator] = np.arange(len(recompute_stage))
     point_tensor, point_stage = np.nonzero(point)
@@ -152,7 +151,7 @@ def retention_space(
     missing, early = _streamed_away(problem, streams)
     stays &= ~missing[point_tensor, np.maximum(point_previous, 0)]
     pageable = ((point_stage >= producer + 2 - early[point_tensor]) | stored[point_tensor]) & ~stays
-    if not transfer_times:
+    if not timed:
         pageable &= read[point_tensor, point_stage]
     page_point = np.flatnonzero(pageable & paging)
     page_index = np.full(len(point_tensor), -1, dtype=np.int64)
@@ -173,9 +172,8 @@ def retention_space(
         recompute_stage=recompute_stage,
         page_point=page_point,
         page_index=page_index,
-        lean=lean,
+        kind=kind,
         ends=ends,
-        transfer_times=transfer_times,
         streams=streams,
     )
 

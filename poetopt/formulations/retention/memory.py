@@ -134,9 +134,7 @@ def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float
     s = Symbols(block.model())
     y, pairs = s.y, space.held
     block.held_pairs = pyo.Set(
-        initialize=[(space.tensor_names[i], t) for i, t in pairs],
-        dimen=2,
-        doc="(tensor, stage): the stage's own operator may stream it, and it may be kept beyond",
+        initialize=pairs, dimen=2, doc="(i, t): operator t may stream tensor i, which may be kept beyond"
     )
     block.held = pyo.Var(block.held_pairs, bounds=(0, 1))
     held = dict(zip(pairs, block.held.values(), strict=True))
@@ -144,13 +142,11 @@ def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float
         block.held_pairs,
         lambda i, t: held[i, t] + s.y_in[i, t, t] >= 1,
         "what is not streamed is in RAM",
-        over=pairs,
     )
     block.held_on = equation(
         block.held_pairs,
         lambda i, t: held[i, t] >= s.k[s.after[i, t]],
         "what is kept beyond is in RAM",
-        over=pairs,
     )
     found: dict[int, tuple[float, list[Any], list[float]]] = {}
     for t in range(len(space.problem.operators)):

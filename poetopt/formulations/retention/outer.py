@@ -45,12 +45,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from poetopt.formulations.block import Limits, PyomoBlock, Space
+from poetopt.formulations.block import Kind, Limits, PyomoBlock, Space
 from poetopt.formulations.deadline import deadline
 from poetopt.formulations.retention.chain_cuts import chain_cuts
 from poetopt.formulations.retention.closing import closing
@@ -58,7 +58,7 @@ from poetopt.formulations.retention.enumeration import count_recomputes, retenti
 from poetopt.formulations.retention.memory import ACTIVE, VIOLATION, memory
 from poetopt.formulations.retention.paging import paging
 from poetopt.formulations.retention.recompute import recompute
-from poetopt.formulations.retention.residency import build, residency
+from poetopt.formulations.retention.residency import residency
 from poetopt.formulations.retention.rounding import rounding
 from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
 from poetopt.formulations.rows import Floats, Ints, PointLike, Row
@@ -69,13 +69,7 @@ from poetopt.graph.problem.problem import run_bytes
 
 
 def outer_space(
-    problem: Problem,
-    limits: Limits,
-    scope: str,
-    paging: bool,
-    remat: bool,
-    lean: bool = False,
-    transfer_times: bool = False,
+    problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, kind: Kind = Kind.SHADOW
 ) -> RetentionSpace:
     """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing.
 
@@ -86,7 +80,7 @@ def outer_space(
     most = int(scope.partition(":")[2] or 0)
     ends = _ends(problem, limits, most) if remat and most else None
     plainly = _unstreamed(problem) if paging else _plain(problem)
-    space = retention_space(plainly, limits, "full", paging, remat, ends=ends)
+    space = retention_space(plainly, limits, "full", paging, remat, kind, ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
     index = np.arange(len(space.point_tensor)) if paging else np.full(len(space.point_tensor), -1, dtype=np.int64)
     known = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
@@ -259,7 +253,7 @@ def _wakes(space: Space) -> bool:
 OUTER = (
     recompute,
     paging,
-    replace(residency, build=partial(build, exclusive=False)),
+    residency,
     replace(memory, separator=_separate),
     closing,
     rounding,

@@ -52,12 +52,7 @@ def _build(block: PyomoBlock) -> None:
     space: RetentionSpace = model.space
     pairs = page_out_stages(space)
     block.index = {pair: n for n, pair in enumerate(pairs)}
-    names = space.tensor_names
-    block.moments = pyo.Set(
-        initialize=[(names[i], t) for i, t in pairs],
-        dimen=2,
-        doc="(tensor, stage): the tensor may be written out there",
-    )
+    block.moments = pyo.Set(initialize=pairs, dimen=2, doc="(i, t): tensor i may be written out as stage t begins")
     block.x = pyo.Var(block.moments, domain=pyo.Binary)
     s = Symbols(model)
     o, k, p, x = s.o, s.k, s.p, dict(zip(pairs, block.x.values(), strict=True))
@@ -68,22 +63,19 @@ def _build(block: PyomoBlock) -> None:
     paged = [(i, q) for i, q in p if i in stages_of]
     held = [(i, t) for i, t in pairs if not there_anyway(space, i, t)]
     block.once = equation(
-        [names[i] for i in written],
+        written,
         lambda i: sum(x[i, t] for t in stages_of[i]) == o[i],
         "what is written out is so in one stage",
-        over=written,
     )
     block.before = equation(
-        [(names[i], q) for i, q in paged],
+        paged,
         lambda i, q: p[i, q] <= sum(x[i, t] for t in stages_of[i] if t < q),
         "(1d, 1e) what is paged in was written before",
-        over=paged,
     )
     block.resident = equation(
-        [(names[i], t) for i, t in held],
+        held,
         lambda i, t: x[i, t] <= k[i, t],
         "(1f) what is written out is in RAM",
-        over=held,
     )
     tensors, stages = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     block.page_outs = Decisions(block.x, np.arange(len(pairs)), stages, tensors)

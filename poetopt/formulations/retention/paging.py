@@ -67,30 +67,26 @@ def _build(block: PyomoBlock) -> None:
         at_once = i in y_out and tensors[i].producer + 1 == t and not space.stored[i]
         return p[i, t] <= (y_out[i] if at_once else o[i] + y_out[i])
 
-    block.written_first = equation(
-        model.page_ins, written_first, "(1d, 1e) what is paged in was written to storage", over=p
-    )
+    block.written_first = equation(model.page_ins, written_first, "(1d, 1e) what is paged in was written to storage")
     points = list(space.point_of)
     gated = [points[e] for e in space.gated]
     if gated:
         block.streamed_before = equation(
-            range(len(gated)),
+            gated,
             lambda i, t: p[i, t] <= y_in[i, t - 1, t - 1],
             "what isn't streamed stays for the next stage",
-            over=gated,
         )
     # a run goes by one of its ways, so that those that stream a tensor in count together
-    reads = [
-        (i, own)
-        for (i, _, _), ways in space.streamed_in.items()
-        if i in o and (own := [n for n in ways if n not in space.streamed_out.get(i, ())])
-    ]
+    reads = {
+        run: own
+        for run, ways in space.streamed_in.items()
+        if run[0] in o and (own := [n for n in ways if n not in space.streamed_out.get(run[0], ())])
+    }
     if reads:
         block.streamed_first = equation(
-            range(len(reads)),
-            lambda i, own: sum(s.y[n] for n in own) <= o[i] + y_out[i],
+            list(reads),
+            lambda i, j, t: sum(s.y[n] for n in reads[i, j, t]) <= o[i] + y_out[i],
             "what is streamed in is on storage",
-            over=reads,
         )
     # each way to storage takes the blocks
     ways = [(i, s.y[n]) for i, own in space.streamed_out.items() for n in own]

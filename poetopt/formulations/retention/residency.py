@@ -30,16 +30,16 @@ from __future__ import annotations
 
 import pyomo.core as pyo
 
-from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
+from poetopt.formulations.block import Block, Kind, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.goal import ENERGY
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
 
 
-def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
-    """Fill the block. `exclusive`: whether nothing may be made that is there."""
+def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: RetentionSpace = model.space
+    exclusive = space.kind is not Kind.SHADOW  # a plan may make what is there
     problem, points = space.problem, space.point_of
     block.k = pyo.Var(model.points, domain=pyo.Binary)
     s = Symbols(model)
@@ -68,35 +68,30 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
         return k[i, q] <= 0 if missing[points[i, q]] else pyo.Constraint.Skip
 
     block.occupancy = equation(
-        model.points, occupancy, "(1b) what a stage's own operator reads is there; nothing is made twice", over=points
+        model.points, occupancy, "(1b) what a stage's own operator reads is there; nothing is made twice"
     )
-    block.continuity = equation(model.points, continuity, "(1c) only what was there can be kept", over=points)
+    block.continuity = equation(model.points, continuity, "(1c) only what was there can be kept")
     if space.streams:
         own = [point for point in points if (*point, point[1]) in y_in]
         block.there_or_streamed = equation(
-            [space.points[points[at]] for at in own],
+            own,
             lambda i, q: a(i, q) + y_in[i, q, q] >= 1,
             "what a stage's own operator reads is in RAM, or streamed in",
-            over=own,
         )
         lost = [at for at in gone if at in before]
         block.not_kept = equation(
-            [space.points[points[at]] for at in lost],
+            lost,
             lambda i, q: k[i, q] + y_out[i] <= 1,
             "what was streamed out isn't in RAM",
-            over=lost,
         )
     reads = [(j, t, i) for j, t in space.recompute_of for i in problem.operators[j].inputs if problem.tensors[i].nbytes]
     block.reads = pyo.Set(
-        initialize=[(*space.recomputations[space.recompute_of[j, t]], space.tensor_names[i]) for j, t, i in reads],
-        dimen=3,
-        doc="(operator, stage, tensor): the recomputed operator reads the tensor",
+        initialize=reads, dimen=3, doc="(j, t, i): operator j, which may run again in stage t, reads tensor i"
     )
     block.dependence = equation(
         block.reads,
         lambda j, t, i: r[j, t] - y_in[i, j, t] <= a(i, t),
         "(1b) what a recomputed operator reads is there",
-        over=reads,
     )
     free = model.goal is not ENERGY or space.limits.open  # all page-ins cost nothing
     idle = [
@@ -110,12 +105,8 @@ def build(block: PyomoBlock, *, exclusive: bool = True) -> None:
         own = 1 - y_in[i, q, q] if (i, q) in real else 0
         return p[i, q] <= k[after.get((i, q))] + reading + own
 
-    block.idle = pyo.Set(
-        initialize=[space.points[points[at]] for at in idle],
-        dimen=2,
-        doc="(tensor, stage): page-ins that may be for nothing",
-    )
-    block.purpose = equation(block.idle, purpose, "what is paged in is kept or read", over=idle)
+    block.idle = pyo.Set(initialize=idle, dimen=2, doc="(i, q): tensor i may be paged in at stage q for nothing")
+    block.purpose = equation(block.idle, purpose, "what is paged in is kept or read")
 
 
 def next_point(space: RetentionSpace, i: int) -> int:
@@ -127,4 +118,4 @@ def next_point(space: RetentionSpace, i: int) -> int:
     return int(space.point_after[space.point_of[i, update]])
 
 
-residency = Block("residency", build, requires=("recompute",))
+residency = Block("residency", _build, requires=("recompute",))

@@ -189,7 +189,7 @@ def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any
     space: RetentionSpace = model.space
     if space.problem.wake_j or LATE in sources:
         return None
-    known = retention_space(space.problem, space.limits, inner, space.paging, True, space.lean).recompute_of
+    known = retention_space(space.problem, space.limits, inner, space.paging, True, space.kind).recompute_of
     variables = list(model.recompute.r.values())
     new = [x for pair, x in space.recompute_of.items() if pair not in known]
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]

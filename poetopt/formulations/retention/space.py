@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.block import IndexSet, Limits, distinct
+from poetopt.formulations.block import IndexSet, Kind, Limits
 from poetopt.formulations.retention.streams import Streams
 from poetopt.formulations.rows import Floats, Ints
 from poetopt.graph.problem import Problem, Variant
@@ -45,14 +45,12 @@ class RetentionSpace:
         (n_pages,) the points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
-    lean
-        Whether runs that no optimum of energy streams are left out.
+    kind
+        How much is left out. A timed one has a point of each tensor at every stage up to its last read, so that it may
+        be moved in any; not of one whose home is storage.
     ends
         (n_stages,) ascending: the stage that decides for each. Itself; or the last of those that are decided together:
         what one of them would decide counts there, and what is made in one isn't made again in another.
-    transfer_times
-        Whether a tensor has a point at every stage up to its last read, so that it may be moved in any; not one whose
-        home is storage.
     streams
         The runs that may stream operands.
     """
@@ -72,14 +70,18 @@ class RetentionSpace:
     recompute_stage: Ints
     page_point: Ints
     page_index: Ints
-    lean: bool
+    kind: Kind
     ends: Ints
-    transfer_times: bool = False
     streams: Streams = field(default_factory=Streams)
 
     def __deepcopy__(self, memo: object) -> RetentionSpace:
         """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
         return self
+
+    @property
+    def transfer_times(self) -> bool:
+        """Return whether each transfer has its stage."""
+        return self.kind is Kind.TIMED and self.paging
 
     @cached_property
     def stored(self) -> Flags:
@@ -208,29 +210,17 @@ class RetentionSpace:
         return slots(self.problem, nbytes)
 
     @cached_property
-    def operator_names(self) -> tuple[str, ...]:
-        """(n_operators,) names, all different."""
-        return distinct(self.problem.operators)
-
-    @cached_property
-    def tensor_names(self) -> tuple[str, ...]:
-        """(n_tensors,) names, all different."""
-        return distinct(self.problem.tensors)
-
-    @cached_property
-    def recomputations(self) -> list[tuple[str, int]]:
+    def recomputations(self) -> list[tuple[int, int]]:
         """(n_recomputes,) each one's operator and stage: the index of r."""
-        names = map(self.operator_names.__getitem__, self.recompute_operator.tolist())
-        return list(zip(names, self.recompute_stage.tolist(), strict=True))
+        return list(zip(self.recompute_operator.tolist(), self.recompute_stage.tolist(), strict=True))
 
     @cached_property
-    def points(self) -> list[tuple[str, int]]:
+    def points(self) -> list[tuple[int, int]]:
         """(n_points,) each one's tensor and stage: the index of k."""
-        names = map(self.tensor_names.__getitem__, self.point_tensor.tolist())
-        return list(zip(names, self.point_stage.tolist(), strict=True))
+        return list(zip(self.point_tensor.tolist(), self.point_stage.tolist(), strict=True))
 
     @cached_property
-    def page_ins(self) -> list[tuple[str, int]]:
+    def page_ins(self) -> list[tuple[int, int]]:
         """(n_pages,) each one's tensor and stage: the index of p."""
         return [self.points[e] for e in self.page_point.tolist()]
 
@@ -248,17 +238,9 @@ class RetentionSpace:
         return np.unique(paged[~unwritten[paged]])
 
     @cached_property
-    def page_outs(self) -> list[str]:
-        """The names of `written`: the index of o."""
-        return [self.tensor_names[i] for i in self.written.tolist()]
-
-    @cached_property
     def point_of(self) -> dict[tuple[int, int], int]:
         """(tensor, stage) -> point."""
-        return {
-            (i, t): e
-            for e, (i, t) in enumerate(zip(self.point_tensor.tolist(), self.point_stage.tolist(), strict=True))
-        }
+        return {point: e for e, point in enumerate(self.points)}
 
     @cached_property
     def tensor_range(self) -> list[tuple[int, int]]:
@@ -269,8 +251,7 @@ class RetentionSpace:
     @cached_property
     def recompute_of(self) -> dict[tuple[int, int], int]:
         """(operator, stage) -> recomputation."""
-        pairs = zip(self.recompute_operator.tolist(), self.recompute_stage.tolist(), strict=True)
-        return {(j, t): x for x, (j, t) in enumerate(pairs)}
+        return {run: x for x, run in enumerate(self.recomputations)}
 
     @cached_property
     def recomputes_at(self) -> dict[int, list[int]]:
@@ -393,25 +374,26 @@ def ordinary_bytes(problem: Problem) -> Floats:
     return np.asarray(np.cumsum(steps)[:-1])
 
 
-def _recomputations(space: RetentionSpace) -> list[tuple[str, int]]:
+def _recomputations(space: RetentionSpace) -> list[tuple[int, int]]:
     return space.recomputations
 
 
-def _points(space: RetentionSpace) -> list[tuple[str, int]]:
+def _points(space: RetentionSpace) -> list[tuple[int, int]]:
     return space.points
 
 
-def _page_ins(space: RetentionSpace) -> list[tuple[str, int]]:
+def _page_ins(space: RetentionSpace) -> list[tuple[int, int]]:
     return space.page_ins
 
 
-def _page_outs(space: RetentionSpace) -> list[str]:
-    return space.page_outs
+def _page_outs(space: RetentionSpace) -> list[int]:
+    outs: list[int] = space.written.tolist()
+    return outs
 
 
 SETS = {
-    "recomputations": IndexSet(_recomputations, 2, "(operator, stage): the operator may run again there"),
-    "points": IndexSet(_points, 2, "(tensor, stage): the tensor may be read or made there"),
-    "page_ins": IndexSet(_page_ins, 2, "(tensor, stage): the tensor may be paged in there"),
+    "recomputations": IndexSet(_recomputations, 2, "(j, t): operator j may run again in stage t"),
+    "points": IndexSet(_points, 2, "(i, t): tensor i may be read or made in stage t"),
+    "page_ins": IndexSet(_page_ins, 2, "(i, t): tensor i may be paged in at the beginning of stage t"),
     "page_outs": IndexSet(_page_outs, 1, "tensors that may be written to storage"),
 }

@@ -65,13 +65,8 @@ def _build(block: PyomoBlock) -> None:
     model = block.model()
     space: RetentionSpace = model.space
     operators, streams = space.problem.operators, space.streams
-    names = space.operator_names
     runs = zip(streams.operator.tolist(), streams.stage.tolist(), streams.variant.tolist(), strict=True)
-    block.runs = pyo.Set(
-        initialize=[(names[j], t, v) for j, t, v in runs],
-        dimen=3,
-        doc="(operator, stage, variant): the operator may run by the variant there",
-    )
+    block.runs = pyo.Set(initialize=list(runs), dimen=3, doc="(j, t, v): operator j may run by variant v in stage t")
     block.y = pyo.Var(block.runs, domain=pyo.Binary)
     y, r = list(block.y.values()), Symbols(model).r
     room = space.room_bytes
@@ -84,9 +79,7 @@ def _build(block: PyomoBlock) -> None:
             return ways <= r[j, t]
         return ways == 1 if t in forced else ways <= 1
 
-    block.one_way = equation(
-        [(names[j], t) for j, t in space.streams_of], one_way, "a run goes one way", over=space.streams_of
-    )
+    block.one_way = equation(list(space.streams_of), one_way, "a run goes one way")
     ways = space.stream_ways
     plain = [operators[j] for j in streams.operator.tolist()]
     more_j = np.array([way.energy_j - own.energy_j for way, own in zip(ways, plain, strict=True)])

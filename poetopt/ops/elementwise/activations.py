@@ -54,7 +54,10 @@ shares = partial(
 )
 
 declare("Celu", op=Op(flops=EXP + 3))
-declare("Clip", op=unary(flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2)))
+declare("Clip", op=unary(
+    flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2),
+    value=lambda x, least=-math.inf, most=math.inf: np.minimum(np.maximum(x, least), most),
+))  # fmt: skip
 declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1), attributes={"auto_pad": AUTO_PAD}))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
@@ -72,15 +75,19 @@ declare("QLinearConv", op=integers(
 ))  # fmt: skip
 declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize))
-declare("Relu", op=unary(flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0))))
+declare("Relu", op=unary(
+    flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0)), value=partial(np.maximum, 0.0),
+))  # fmt: skip
 declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
-declare("Sigmoid", op=unary(flops=EXP + 3, is_probability=True, loss="bce", range=(0.0, 1.0)))
+declare("Sigmoid", op=unary(
+    flops=EXP + 3, is_probability=True, loss="bce", range=(0.0, 1.0), value=lambda x: 0.5 * (1.0 + np.tanh(0.5 * x)),
+))  # fmt: skip
 declare("Softmax", op=shares(
     flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
 ))  # fmt: skip
 declare("Softsign", op=each(flops=3, range=(-1.0, 1.0)))
 declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))
-declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0)))
+declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0), value=np.tanh))
 
 
 @register_vjp("Relu", since=6)

@@ -23,10 +23,11 @@ each = partial(Op, letters=axes.elementwise)
 unary, arithmetic = partial(each, in_place=(0,)), partial(each, flops=1, in_place=(0, 1))
 variadic = partial(each, flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, workspace=kernels.variadic)
 
-declare("Abs", op=unary(flops=1, range=(0.0, math.inf)))
+declare("Abs", op=unary(flops=1, value=np.abs, range=(0.0, math.inf)))
 declare("Acos", "Acosh", "Asin", "Atanh", op=Op(flops=2 * EXP, pole=ANYWHERE))
 declare("Add", op=arithmetic(
-    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])), exact=True,
+    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])), value=np.add,
+    exact=True,
 ))  # fmt: skip
 declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=each(flops=1, blocked=None))
 declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
@@ -37,33 +38,39 @@ declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
 declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))
 declare("Div", op=arithmetic(
     keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1, exact=True,
-    operands_check=checks.divisor,
+    operands_check=checks.divisor, value=np.divide,
 ))  # fmt: skip
 declare("Elu", op=each(flops=EXP + 3, keeps_scores=True))
 declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=each(flops=1, blocked=None, settings=(0, 1)))
-declare("Erf", op=unary(flops=2 * EXP, range=(-1.0, 1.0)))
-declare("Exp", op=unary(flops=EXP, is_probability=True, range=behind.monotone(behind.exp)))
-declare("HardSigmoid", op=unary(flops=3, is_probability=True, range=(0.0, 1.0)))
+declare("Erf", op=unary(flops=2 * EXP, range=(-1.0, 1.0), value=np.vectorize(math.erf, otypes=[np.float64])))
+declare("Exp", op=unary(flops=EXP, is_probability=True, range=behind.monotone(behind.exp), value=np.exp))
+declare("HardSigmoid", op=unary(
+    flops=3, is_probability=True, range=(0.0, 1.0),
+    value=lambda x, alpha=0.2, beta=0.5: np.clip(alpha * x + beta, 0.0, 1.0),
+))  # fmt: skip
 declare("HardSwish", op=Op(flops=4, workspace=kernels.expanded))
 declare("Hardmax", op=Op(
     blocked=None, is_probability=True, looks="axis", range=(0.0, 1.0), axis=0, workspace=kernels.softmax,
 ))  # fmt: skip
 declare("IsInf", "IsNaN", op=Op(flops=1, blocked=None))
-declare("Log", op=unary(flops=EXP, pole=0))
+declare("Log", op=unary(flops=EXP, value=np.log, pole=0))
 declare("Max", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
 declare("Min", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
 declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
 declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}, operands_check=checks.divisor))
-declare("Mul", op=arithmetic(keeps_scores=True, is_linear=True, range=behind.pair(behind.product), exact=True))
-declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, exact=True))
+declare("Mul", op=arithmetic(
+    keeps_scores=True, is_linear=True, range=behind.pair(behind.product), value=np.multiply, exact=True,
+))  # fmt: skip
+declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, value=np.negative, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
-declare("Pow", op=each(flops=EXP, range=behind.power, pole=0))
-declare("Reciprocal", op=unary(flops=1, pole=0))
+declare("Pow", op=each(flops=EXP, range=behind.power, value=np.power, pole=0))
+declare("Reciprocal", op=unary(flops=1, value=np.reciprocal, pole=0))
 declare("Selu", op=each(flops=EXP + 3))
-declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf)))
+declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf), value=partial(np.logaddexp, 0.0)))
 declare("Sqrt", op=unary(flops=1, range=behind.monotone(lambda x: math.sqrt(max(x, 0.0))), pole=0))
 declare("Sub", op=arithmetic(
-    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])), exact=True,
+    keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])),
+    value=np.subtract, exact=True,
 ))  # fmt: skip
 declare("Sum", op=variadic(keeps_scores=True, is_linear=True))
 declare("Where", op=each(flops=1, blocked=(0,), range=behind.choice, workspace=kernels.where))

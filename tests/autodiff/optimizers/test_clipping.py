@@ -167,7 +167,9 @@ def test_an_update_before_the_norm_is_refused() -> None:
 
 
 def test_without_an_optimizer_nothing_is_clipped() -> None:
-    with pytest.raises(OptionError, match=r"--with clip-norm: the step ends with gradients.*name one with --optimizer"):
+    with pytest.raises(
+        OptionError, match=r"--with clip-norm: the step ends with gradients.*choose an optimizer with --optimizer"
+    ):
         with_updates(STEPS["lenet"], "none", clip=True)
     plain: Any = with_updates(STEPS["lenet"], "sgd")
     assert CLIP not in plain.hyperparameters

@@ -231,7 +231,7 @@ def test_plans_that_can_t_be_executed() -> None:
     plan = store_all(problem("mlp"))
     with pytest.raises(PlanError, match="a problem file, which has no network to execute"):
         execute(replace(plan, problem=replace(plan.problem, graph=None)))
-    with pytest.raises(PlanError, match="lay it out first"):
+    with pytest.raises(PlanError, match="Lay it out first"):
         execute(replace(plan, offsets=()))
     with pytest.raises(PlanError, match="more than the RAM budget"):
         execute(plan, ram_bytes=simulate(plan).peak_bytes - 1)
@@ -240,7 +240,7 @@ def test_plans_that_can_t_be_executed() -> None:
     with pytest.raises(PlanError, match="aside for what kernels allocate"):
         execute(replace(plan, problem=replace(plan.problem, reserve_bytes=0)))
     cut = replace(plan, instructions=plan.instructions[:-3])
-    with pytest.raises(PlanError, match="every operator must be computed"):
+    with pytest.raises(PlanError, match="Every operator must be computed"):
         execute(cut)
 
 

@@ -11,12 +11,7 @@ import pytest
 
 from poetopt.backends.onnxruntime import measure
 from poetopt.backends.onnxruntime.execution import compare
-from poetopt.backends.onnxruntime.measure import (
-    beside_each_bytes,
-    give_back,
-    high_water_bytes,
-    peak_beside_bytes,
-)
+from poetopt.backends.onnxruntime.measure import beside_each_bytes, give_back, high_water_bytes, peak_beside_bytes
 
 PAGE = 4096
 

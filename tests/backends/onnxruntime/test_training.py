@@ -90,12 +90,7 @@ def test_data_that_don_t_fit_are_refused() -> None:
         (1, 0.0, 0.0, "--lr 0: must be more than 0"),
         (1, float("nan"), 0.0, "--lr nan"),
         (1, float("inf"), 0.0, "--lr inf"),
-        (
-            1,
-            0.1,
-            0.9,
-            "--momentum 0.9: the plan's optimizer is none .plain descent., which has lr; solve with",
-        ),
+        (1, 0.1, 0.9, "--momentum 0.9: the plan's optimizer is none .plain descent., which has lr; solve with"),
     ],
 )
 def test_numbers_that_make_no_sense(steps: int, lr: float, momentum: float, message: str) -> None:

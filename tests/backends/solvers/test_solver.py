@@ -132,11 +132,7 @@ EXPIRED = "TYPE=NODE\nVERSION=13\nHOSTNAME=x\nHOSTID=12345678\nEXPIRATION=2020-0
 @needs_gurobi
 @pytest.mark.parametrize(("content", "words"), [(None, "Unable to open"), (EXPIRED, "expired 2020-01-01")])
 def test_a_licence_that_is_not_there_or_no_longer_valid(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    content: str | None,
-    words: str,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, words: str
 ) -> None:
     licence = tmp_path / "gurobi.lic"
     if content is not None:

@@ -8,11 +8,7 @@ import random
 import pytest
 
 from poetopt.comparison.baselines import method
-from poetopt.comparison.baselines.keeping import (
-    forward_operators,
-    kept_for,
-    repaired,
-)
+from poetopt.comparison.baselines.keeping import forward_operators, kept_for, repaired
 from poetopt.comparison.baselines.revolve import Reversal
 from poetopt.graph.problem import Problem
 from poetopt.plan.assemble import plan_of

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.block import Block, Limits, PyomoBlock
+from poetopt.formulations.block import Block, Kind, Limits, PyomoBlock
 from poetopt.formulations.goal import Trial
 from poetopt.formulations.poet.space import PoetSpace
 from poetopt.formulations.retention.space import RetentionSpace
@@ -54,7 +54,7 @@ def solved(problem: Problem, ram_bytes: int, name: str, *blocks: Block) -> Solut
 def test_a_rule_without_rows_is_kept_to_the_optimum(seed: int, name: str) -> None:
     problem, ram_bytes, block = case(seed)
     base = formulation(name)
-    space = base.space(problem, Limits(ram_bytes=ram_bytes), "full", problem.paging, True, False, True)
+    space = base.space(problem, Limits(ram_bytes=ram_bytes), "full", problem.paging, True, Kind.TIMED)
     assert isinstance(space, RetentionSpace | PoetSpace)
     together = base.with_block(block)
     known = best(together, valid(space, ram_bytes), ram_bytes)

@@ -136,7 +136,7 @@ def cases(count: int) -> Iterator[tuple[int, Problem, int]]:
 
 
 def space_of(problem: Problem, ram_bytes: int) -> RetentionSpace:
-    return retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True, False)
+    return retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True)
 
 
 def test_optima_are_those_of_all_schedules_and_ways() -> None:

@@ -54,8 +54,8 @@ def optimal(problem: Problem, ram_bytes: int, **options: Any) -> Solution:
     return search(problem, replace(asked, **options))
 
 
-def space_of(problem: Problem, ram_bytes: int, *, lean: bool = False) -> RetentionSpace:
-    return retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True, lean)
+def space_of(problem: Problem, ram_bytes: int) -> RetentionSpace:
+    return retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True)
 
 
 def few(space: RetentionSpace) -> bool:

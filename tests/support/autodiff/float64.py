@@ -39,10 +39,14 @@ def conv_transpose(
     return np.asarray(whole[(slice(None), slice(None), *crop)])
 
 
-class ConvTranspose(OpRun):
-    """Replaces the evaluator's own."""
+class Own(OpRun):
+    """One of ONNX's domain."""
 
     op_domain = ""
+
+
+class ConvTranspose(Own):
+    """Replaces the evaluator's own."""
 
     def _run(self, x: Array, w: Array, b: Array | None = None, **attributes: Any) -> tuple[Array]:
         rank = x.ndim - 2
@@ -54,19 +58,15 @@ class ConvTranspose(OpRun):
         return (found if b is None else found + b.reshape(-1, *[1] * rank),)
 
 
-class Erf(OpRun):
+class Erf(Own):
     """Replaces the evaluator's own."""
-
-    op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (np.asarray(np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype)),)
 
 
-class Gelu(OpRun):
+class Gelu(Own):
     """Replaces a function whose Erf would be the evaluator's own."""
-
-    op_domain = ""
 
     def _run(self, x: Array, approximate: str | None = None) -> tuple[Array]:
         if approximate == "tanh":
@@ -76,19 +76,15 @@ class Gelu(OpRun):
         return (np.asarray(0.5 * x * (1 + inner)).astype(x.dtype),)
 
 
-class GlobalMaxPool(OpRun):
+class GlobalMaxPool(Own):
     """Replaces the evaluator's own, which is right for two spatial axes only."""
-
-    op_domain = ""
 
     def _run(self, x: Array) -> tuple[Array]:
         return (np.asarray(x.max(tuple(range(2, x.ndim)), keepdims=True)),)
 
 
-class LRN(OpRun):
+class LRN(Own):
     """Replaces the evaluator's own, which leaves out the last channel of a window."""
-
-    op_domain = ""
 
     def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
         size = attributes["size"]
@@ -197,44 +193,22 @@ def unrolled(step: Any, count: int, x: Array, w: Array, r: Array, b: Array | Non
     return (np.stack(sequences, 1), *(np.stack([last[s] for last in lasts]) for s in range(count)))
 
 
-class MeanVarianceNormalization(OpRun):
+class MeanVarianceNormalization(Own):
     """Replaces the evaluator's own function, whose constants are float32."""
-
-    op_domain = ""
 
     def _run(self, x: Array, axes: Sequence[int] | None = None) -> tuple[Array]:
         gone = tuple(axes or (0, 2, 3))
         return ((x - x.mean(gone, keepdims=True)) / (x.std(gone, keepdims=True) + 1e-9),)
 
 
-class LSTM(OpRun):
-    """Replaces the evaluator's own, which has one direction."""
+def _layer(name: str, step: Any, count: int) -> type[OpRun]:
+    """Replaces the evaluator's own, which has one direction; it has `count` states."""
 
-    op_domain = ""
+    def run(self: Any, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        b, lengths, *first = (*rest, None, None, None, None)[: 2 + count]
+        return unrolled(step, count, x, w, r, b, lengths, first, attributes)
 
-    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        b, lengths, h, c = (*rest, None, None, None, None)[:4]
-        return unrolled(lstm_step, 2, x, w, r, b, lengths, [h, c], attributes)
-
-
-class GRU(OpRun):
-    """Replaces the evaluator's own, which has one direction."""
-
-    op_domain = ""
-
-    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        b, lengths, h = (*rest, None, None, None)[:3]
-        return unrolled(gru_step, 1, x, w, r, b, lengths, [h], attributes)
-
-
-class RNN(OpRun):
-    """Replaces the evaluator's own, which has one direction."""
-
-    op_domain = ""
-
-    def _run(self, x: Array, w: Array, r: Array, *rest: Array | None, **attributes: Any) -> tuple[Array, ...]:
-        b, lengths, h = (*rest, None, None, None)[:3]
-        return unrolled(rnn_step, 1, x, w, r, b, lengths, [h], attributes)
+    return type(name, (Own,), {"_run": run})
 
 
 @lru_cache(maxsize=32)
@@ -253,10 +227,8 @@ def _resizing(node: bytes, shape: tuple[int, ...], given: tuple[tuple[int, str, 
     return np.stack([session.run(None, {proto.input[0]: unit})[0] for unit in units], -1).astype(np.float64)
 
 
-class Resize(OpRun):
+class Resize(Own):
     """Replaces the evaluator's own: what runs is onnxruntime's, and where they differ the evaluator is no judge."""
-
-    op_domain = ""
 
     def _run(self, x: Array, *rest: Array | None, **attributes: Any) -> tuple[Array]:
         present = [(k, value) for k, value in enumerate(rest, 1) if value is not None and self.onnx_node.input[k]]
@@ -266,10 +238,8 @@ class Resize(OpRun):
         return ((matrix @ x.reshape(-1).astype(np.float64)).astype(x.dtype),)
 
 
-class GridSample(OpRun):
+class GridSample(Own):
     """Replaces the evaluator's own, which computes in float32: onnxruntime's of opset 20 knows float64."""
-
-    op_domain = ""
 
     def _run(self, x: Array, grid: Array, **attributes: Any) -> tuple[Array]:
         names = {b"bilinear": "linear", "bilinear": "linear", b"bicubic": "cubic", "bicubic": "cubic"}
@@ -284,10 +254,8 @@ class GridSample(OpRun):
         return (ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "grid": grid})[0],)
 
 
-class LpPool(OpRun):
+class LpPool(Own):
     """Replaces the evaluator's own, which is wrong where ceil_mode adds a window; the shape is onnxruntime's."""
-
-    op_domain = ""
 
     def _run(self, x: Array, **attributes: Any) -> tuple[Array]:
         model = onnx.helper.make_model(
@@ -317,6 +285,7 @@ class LpPool(OpRun):
 
 LRN_DEFAULTS = {"alpha": 1e-4, "beta": 0.75, "bias": 1.0}
 
-NEW_OPS = [
-    ConvTranspose, Erf, Gelu, GlobalMaxPool, GridSample, GRU, LpPool, LRN, LSTM, MeanVarianceNormalization, Resize, RNN,
+NEW_OPS: list[type[OpRun]] = [
+    ConvTranspose, Erf, Gelu, GlobalMaxPool, GridSample, LpPool, LRN, MeanVarianceNormalization, Resize,
+    _layer("LSTM", lstm_step, 2), _layer("GRU", gru_step, 1), _layer("RNN", rnn_step, 1),
 ]  # fmt: skip

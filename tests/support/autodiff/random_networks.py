@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,44 +25,35 @@ def _window(draw: Draw, rank: int) -> dict[str, Any]:
             "pads": [_int(draw, 0, k - 1) for k in (*kernel, *kernel)]}  # fmt: skip
 
 
-def _conv(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        rank, group = _int(draw, 1, 2), _int(draw, 1, 2)
-        inputs, outputs, batch = _int(draw, 1, 3), _int(draw, 1, 3), _int(draw, 1, 2)
-        settings = {**_window(draw, rank), "group": group, "dilations": [_int(draw, 1, 2) for _ in range(rank)]}
-        size = tuple(_int(draw, 5, 6) for _ in range(rank))
-        kernel = tuple(settings["kernel_shape"])
-        x = normal(batch, group * inputs, *size)
-        first, second = (group * outputs, inputs) if op == "Conv" else (group * inputs, outputs)
-        weights = (normal(first, second, *kernel, seed=1), normal(group * outputs, seed=2))[: _int(draw, 1, 2)]
-        return Spec(op, (x, *weights), tuple(range(1 + len(weights))), attributes=settings)
-
-    return draw_spec
+def _conv(op: str, draw: Draw) -> Spec:
+    rank, group = _int(draw, 1, 2), _int(draw, 1, 2)
+    inputs, outputs, batch = _int(draw, 1, 3), _int(draw, 1, 3), _int(draw, 1, 2)
+    settings = {**_window(draw, rank), "group": group, "dilations": [_int(draw, 1, 2) for _ in range(rank)]}
+    size = tuple(_int(draw, 5, 6) for _ in range(rank))
+    kernel = tuple(settings["kernel_shape"])
+    x = normal(batch, group * inputs, *size)
+    first, second = (group * outputs, inputs) if op == "Conv" else (group * inputs, outputs)
+    weights = (normal(first, second, *kernel, seed=1), normal(group * outputs, seed=2))[: _int(draw, 1, 2)]
+    return Spec(op, (x, *weights), tuple(range(1 + len(weights))), attributes=settings)
 
 
-def _pool(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        rank = _int(draw, 1, 2)
-        settings = {**_window(draw, rank), "ceil_mode": _int(draw, 0, 1)}
-        kernel = settings["kernel_shape"]
-        settings["pads"] = [min(p, k // 2) for k, p in zip(kernel * 2, settings["pads"], strict=True)]
-        if op == "LpPool":
-            settings |= {"p": _int(draw, 1, 4), "dilations": [_int(draw, 1, 2) for _ in range(rank)]}
-        if op == "AveragePool":
-            settings |= {"count_include_pad": _int(draw, 0, 1), "ceil_mode": 0}
-        size = tuple(_int(draw, 4, 6) for _ in range(rank))
-        # a norm has no slope at zero, where those of `distinct` may lie
-        values = normal if op == "LpPool" else distinct
-        return Spec(op, (values(_int(draw, 1, 2), _int(draw, 1, 2), *size),), attributes=settings, opset=19)
-
-    return draw_spec
+def _pool(op: str, draw: Draw) -> Spec:
+    rank = _int(draw, 1, 2)
+    settings = {**_window(draw, rank), "ceil_mode": _int(draw, 0, 1)}
+    kernel = settings["kernel_shape"]
+    settings["pads"] = [min(p, k // 2) for k, p in zip(kernel * 2, settings["pads"], strict=True)]
+    if op == "LpPool":
+        settings |= {"p": _int(draw, 1, 4), "dilations": [_int(draw, 1, 2) for _ in range(rank)]}
+    if op == "AveragePool":
+        settings |= {"count_include_pad": _int(draw, 0, 1), "ceil_mode": 0}
+    size = tuple(_int(draw, 4, 6) for _ in range(rank))
+    # a norm has no slope at zero, where those of `distinct` may lie
+    values = normal if op == "LpPool" else distinct
+    return Spec(op, (values(_int(draw, 1, 2), _int(draw, 1, 2), *size),), attributes=settings, opset=19)
 
 
-def _global(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        return Spec(op, (distinct(*(_int(draw, 1, 4) for _ in range(_int(draw, 3, 5)))),))
-
-    return draw_spec
+def _global(op: str, draw: Draw) -> Spec:
+    return Spec(op, (distinct(*(_int(draw, 1, 4) for _ in range(_int(draw, 3, 5)))),))
 
 
 def _batch_norm(draw: Draw) -> Spec:
@@ -74,35 +66,27 @@ def _batch_norm(draw: Draw) -> Spec:
                 attributes={"training_mode": training, "epsilon": 1e-3})  # fmt: skip
 
 
-def _row_norm(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        dims = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 4)))
-        axis = _int(draw, 0, len(dims) - 1)
-        inner = dims[axis:]
-        bias = op == "LayerNormalization" and draw(st.booleans())
-        inputs = (normal(*dims), normal(*inner, seed=1), *((normal(*inner, seed=2),) if bias else ()))
-        return Spec(op, inputs, tuple(range(len(inputs))), opset=18 if op == "LayerNormalization" else 23,
-                    attributes={"axis": axis - len(dims), "epsilon": 1e-3})  # fmt: skip
-
-    return draw_spec
+def _row_norm(op: str, draw: Draw) -> Spec:
+    dims = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 4)))
+    axis = _int(draw, 0, len(dims) - 1)
+    inner = dims[axis:]
+    bias = op == "LayerNormalization" and draw(st.booleans())
+    inputs = (normal(*dims), normal(*inner, seed=1), *((normal(*inner, seed=2),) if bias else ()))
+    return Spec(op, inputs, tuple(range(len(inputs))), opset=18 if op == "LayerNormalization" else 23,
+                attributes={"axis": axis - len(dims), "epsilon": 1e-3})  # fmt: skip
 
 
-def _channel_norm(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        groups, each = _int(draw, 1, 3), _int(draw, 1, 2)
-        spatial = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 2)))
-        c = groups * each
-        grouped = op == "GroupNormalization"
-        by_group = grouped and draw(st.booleans())
-        more = {"num_groups": groups} if grouped else {}
-        more |= {"stash_type": 11} if grouped and not by_group else {}
-        factors = groups if by_group else c
-        inputs = (normal(_int(draw, 1, 2), c, *spatial), normal(factors), normal(factors, seed=1))
-        return Spec(
-            op, inputs, (0, 1, 2), attributes={"epsilon": 1e-3, **more}, opset=21 if grouped != by_group else 18
-        )
-
-    return draw_spec
+def _channel_norm(op: str, draw: Draw) -> Spec:
+    groups, each = _int(draw, 1, 3), _int(draw, 1, 2)
+    spatial = tuple(_int(draw, 2, 4) for _ in range(_int(draw, 1, 2)))
+    c = groups * each
+    grouped = op == "GroupNormalization"
+    by_group = grouped and draw(st.booleans())
+    more = {"num_groups": groups} if grouped else {}
+    more |= {"stash_type": 11} if grouped and not by_group else {}
+    factors = groups if by_group else c
+    inputs = (normal(_int(draw, 1, 2), c, *spatial), normal(factors), normal(factors, seed=1))
+    return Spec(op, inputs, (0, 1, 2), attributes={"epsilon": 1e-3, **more}, opset=21 if grouped != by_group else 18)
 
 
 def _mean_variance(draw: Draw) -> Spec:
@@ -163,49 +147,43 @@ def _rotary(draw: Draw) -> Spec:
     return Spec("RotaryEmbedding", inputs, attributes={"interleaved": _int(draw, 0, 1)}, opset=23)
 
 
-def _recurrent(op: str, gates: int) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        steps, batch, width, hidden = (_int(draw, 1, 3) for _ in range(4))
-        direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
-        d = 2 if direction == "bidirectional" else 1
-        inputs = (normal(steps, batch, width), normal(d, gates * hidden, width, seed=1),
-                  normal(d, gates * hidden, hidden, seed=2), normal(d, 2 * gates * hidden, seed=3))  # fmt: skip
-        more: dict[str, object] = {"linear_before_reset": _int(draw, 0, 1)} if op == "GRU" else {}
-        if op == "RNN":
-            more["activations"] = [draw(st.sampled_from(["Tanh", "Relu"])) for _ in range(d)]
-        ended = draw(st.booleans())
-        rest = (np.array([_int(draw, 1, steps) for _ in range(batch)], np.int32) if ended else None,
-                *(normal(d, batch, hidden, seed=4 + s) for s in range(2 if op == "LSTM" else 1)))  # fmt: skip
-        given = rest if draw(st.booleans()) else rest[: int(ended)]
-        return Spec(op, (*inputs, *given), (0, 1, 2, 3, *range(5, 4 + len(given))), outputs=3 if op == "LSTM" else 2,
-                    attributes={"hidden_size": hidden, "direction": direction, **more})  # fmt: skip
-
-    return draw_spec
+def _recurrent(op: str, gates: int, draw: Draw) -> Spec:
+    steps, batch, width, hidden = (_int(draw, 1, 3) for _ in range(4))
+    direction = draw(st.sampled_from(["forward", "reverse", "bidirectional"]))
+    d = 2 if direction == "bidirectional" else 1
+    inputs = (normal(steps, batch, width), normal(d, gates * hidden, width, seed=1),
+              normal(d, gates * hidden, hidden, seed=2), normal(d, 2 * gates * hidden, seed=3))  # fmt: skip
+    more: dict[str, object] = {"linear_before_reset": _int(draw, 0, 1)} if op == "GRU" else {}
+    if op == "RNN":
+        more["activations"] = [draw(st.sampled_from(["Tanh", "Relu"])) for _ in range(d)]
+    ended = draw(st.booleans())
+    rest = (np.array([_int(draw, 1, steps) for _ in range(batch)], np.int32) if ended else None,
+            *(normal(d, batch, hidden, seed=4 + s) for s in range(2 if op == "LSTM" else 1)))  # fmt: skip
+    given = rest if draw(st.booleans()) else rest[: int(ended)]
+    return Spec(op, (*inputs, *given), (0, 1, 2, 3, *range(5, 4 + len(given))), outputs=3 if op == "LSTM" else 2,
+                attributes={"hidden_size": hidden, "direction": direction, **more})  # fmt: skip
 
 
-def _loss(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        rows, classes = _int(draw, 1, 4), _int(draw, 2, 5)
-        spatial = (2,) * _int(draw, 0, 2)
-        labels = np.random.default_rng(_int(draw, 0, 9)).integers(0, classes, (rows, *spatial))
-        settings: dict[str, object] = {"reduction": draw(st.sampled_from(["mean", "sum", "none"]))}
-        if draw(st.booleans()):
-            labels.flat[1:2] = settings["ignore_index"] = -1
-        weights = (positive(classes),) if draw(st.booleans()) else ()
-        return Spec(op, (normal(rows, classes, *spatial), labels, *weights), attributes=settings)
-
-    return draw_spec
+def _loss(op: str, draw: Draw) -> Spec:
+    rows, classes = _int(draw, 1, 4), _int(draw, 2, 5)
+    spatial = (2,) * _int(draw, 0, 2)
+    labels = np.random.default_rng(_int(draw, 0, 9)).integers(0, classes, (rows, *spatial))
+    settings: dict[str, object] = {"reduction": draw(st.sampled_from(["mean", "sum", "none"]))}
+    if draw(st.booleans()):
+        labels.flat[1:2] = settings["ignore_index"] = -1
+    weights = (positive(classes),) if draw(st.booleans()) else ()
+    return Spec(op, (normal(rows, classes, *spatial), labels, *weights), attributes=settings)
 
 
 NETWORKS: dict[str, Drawn] = {
-    **{op: _conv(op) for op in ("Conv", "ConvTranspose")},
-    **{op: _pool(op) for op in ("MaxPool", "AveragePool", "LpPool")},
-    **{op: _global(op) for op in ("GlobalAveragePool", "GlobalMaxPool")},
-    **{op: _row_norm(op) for op in ("LayerNormalization", "RMSNormalization")},
+    **{op: partial(_conv, op) for op in ("Conv", "ConvTranspose")},
+    **{op: partial(_pool, op) for op in ("MaxPool", "AveragePool", "LpPool")},
+    **{op: partial(_global, op) for op in ("GlobalAveragePool", "GlobalMaxPool")},
+    **{op: partial(_row_norm, op) for op in ("LayerNormalization", "RMSNormalization")},
     "MeanVarianceNormalization": _mean_variance,
-    **{op: _channel_norm(op) for op in ("InstanceNormalization", "GroupNormalization")},
-    **{op: _loss(op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
+    **{op: partial(_channel_norm, op) for op in ("InstanceNormalization", "GroupNormalization")},
+    **{op: partial(_loss, op) for op in ("NegativeLogLikelihoodLoss", "SoftmaxCrossEntropyLoss")},
     "BatchNormalization": _batch_norm, "LRN": _lrn, "Dropout": _dropout, "Resize": _resize, "Einsum": _einsum,
-    "Attention": _attention, "RotaryEmbedding": _rotary, "LSTM": _recurrent("LSTM", 4), "GRU": _recurrent("GRU", 3),
-    "RNN": _recurrent("RNN", 1),
+    "Attention": _attention, "RotaryEmbedding": _rotary,
+    **{op: partial(_recurrent, op, gates) for op, gates in (("LSTM", 4), ("GRU", 3), ("RNN", 1))},
 }  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,19 +48,11 @@ def above_one(*dims: int, seed: int = 0) -> Array:
     return 1.0 + positive(*dims, seed=seed)
 
 
-def _unary(values: Callable[..., Array] = normal, **ranges: tuple[float, float]) -> Callable[[str], Drawn]:
-    def of(op: str) -> Drawn:
-        def draw_spec(draw: Draw) -> Spec:
-            # between the numbers of `distinct`: a threshold that is one of them has no gradient there
-            given = {
-                name: draw(st.floats(*limits).map(lambda v: round(v, 2) + 0.0005)) for name, limits in ranges.items()
-            }
-            x = np.asarray(values(*shape(draw, 0), seed=seed(draw)))
-            return Spec(op, (x,), attributes=given, opset=OPSET.get(op, 18))
-
-        return draw_spec
-
-    return of
+def _unary(op: str, draw: Draw, values: Callable[..., Array] = normal, **ranges: tuple[float, float]) -> Spec:
+    # between the numbers of `distinct`: a threshold that is one of them has no gradient there
+    given = {name: draw(st.floats(*limits).map(lambda v: round(v, 2) + 0.0005)) for name, limits in ranges.items()}
+    x = np.asarray(values(*shape(draw, 0), seed=seed(draw)))
+    return Spec(op, (x,), attributes=given, opset=OPSET.get(op, 18))
 
 
 def _broadcast(draw: Draw, count: int) -> list[tuple[int, ...]]:
@@ -72,18 +65,12 @@ def _broadcast(draw: Draw, count: int) -> list[tuple[int, ...]]:
     return found
 
 
-def _several(count: int, values: Callable[..., Array] = normal) -> Callable[[str], Drawn]:
-    def of(op: str) -> Drawn:
-        def draw_spec(draw: Draw) -> Spec:
-            shapes = _broadcast(draw, count)
-            # ONNX's own evaluation of Mean adds up in the first operand
-            draw_order = shapes if op == "Mean" else draw(st.permutations(shapes))
-            inputs = tuple(values(*s, seed=7 * k + seed(draw)) for k, s in enumerate(draw_order))
-            return Spec(op, inputs, tuple(range(count)))
-
-        return draw_spec
-
-    return of
+def _several(op: str, count: int, draw: Draw, values: Callable[..., Array] = normal) -> Spec:
+    shapes = _broadcast(draw, count)
+    # ONNX's own evaluation of Mean adds up in the first operand
+    draw_order = shapes if op == "Mean" else draw(st.permutations(shapes))
+    inputs = tuple(values(*s, seed=7 * k + seed(draw)) for k, s in enumerate(draw_order))
+    return Spec(op, inputs, tuple(range(count)))
 
 
 def _mod(draw: Draw) -> Spec:
@@ -92,42 +79,26 @@ def _mod(draw: Draw) -> Spec:
     return Spec("Mod", (whole(*dividend, seed=seed(draw)), np.asarray(by)), (0, 1), attributes={"fmod": 1})
 
 
-def _extreme(op: str) -> Drawn:
+def _extreme(op: str, draw: Draw) -> Spec:
     """Values of all operands far apart, so that a step changes no winner."""
-
-    def draw_spec(draw: Draw) -> Spec:
-        shapes = _broadcast(draw, draw(st.integers(1, 3)))
-        start = seed(draw)
-        values = [np.asarray(distinct(*s, seed=start + k) * len(shapes) + 0.013 * k) for k, s in enumerate(shapes)]
-        return Spec(op, tuple(values), tuple(range(len(values))))
-
-    return draw_spec
+    shapes = _broadcast(draw, draw(st.integers(1, 3)))
+    start = seed(draw)
+    values = [np.asarray(distinct(*s, seed=start + k) * len(shapes) + 0.013 * k) for k, s in enumerate(shapes)]
+    return Spec(op, tuple(values), tuple(range(len(values))))
 
 
-def _reduction(values: Callable[..., Array] = normal) -> Callable[[str], Drawn]:
-    def of(op: str) -> Drawn:
-        def draw_spec(draw: Draw) -> Spec:
-            dims = shape(draw)
-            axes = draw(st.lists(st.integers(0, len(dims) - 1), unique=True, max_size=len(dims)))
-            signed = [axis - len(dims) * draw(st.integers(0, 1)) for axis in axes]
-            return Spec(op, (values(*dims, seed=seed(draw)), ints(*signed)),
-                        attributes={"keepdims": draw(st.integers(0, 1))})  # fmt: skip
-
-        return draw_spec
-
-    return of
+def _reduction(op: str, draw: Draw, values: Callable[..., Array] = normal) -> Spec:
+    dims = shape(draw)
+    axes = draw(st.lists(st.integers(0, len(dims) - 1), unique=True, max_size=len(dims)))
+    signed = [axis - len(dims) * draw(st.integers(0, 1)) for axis in axes]
+    return Spec(op, (values(*dims, seed=seed(draw)), ints(*signed)),
+                attributes={"keepdims": draw(st.integers(0, 1))})  # fmt: skip
 
 
-def _axis(**more: Any) -> Callable[[str], Drawn]:
-    def of(op: str) -> Drawn:
-        def draw_spec(draw: Draw) -> Spec:
-            dims = shape(draw)
-            attributes = {"axis": draw(st.integers(-len(dims), len(dims) - 1)), **{k: draw(v) for k, v in more.items()}}
-            return Spec(op, (normal(*dims, seed=seed(draw)),), attributes=attributes)
-
-        return draw_spec
-
-    return of
+def _axis(op: str, draw: Draw, **more: Any) -> Spec:
+    dims = shape(draw)
+    attributes = {"axis": draw(st.integers(-len(dims), len(dims) - 1)), **{k: draw(v) for k, v in more.items()}}
+    return Spec(op, (normal(*dims, seed=seed(draw)),), attributes=attributes)
 
 
 def _power(draw: Draw) -> Spec:
@@ -174,31 +145,27 @@ def _matmul(draw: Draw) -> Spec:
     return Spec("MatMul", (normal(*(a if draw(st.booleans()) else (k,))), normal(*b, seed=1)), (0, 1))
 
 
-def _shaped(op: str) -> Drawn:
+def _shaped(op: str, draw: Draw) -> Spec:
     """Ops that only give another shape."""
-
-    def draw_spec(draw: Draw) -> Spec:
-        dims = shape(draw, 2)
-        x, rank = normal(*dims, seed=seed(draw)), len(dims)
-        axis = draw(st.integers(0, rank - 1))
-        if op == "Reshape":
-            return Spec(op, (x, ints(*draw(st.sampled_from([(-1,), (1, -1, 1), (0, -1), (x.size, 1)])))))
-        if op == "Flatten":
-            return Spec(op, (x,), attributes={"axis": axis - rank * draw(st.integers(0, 1))})
-        if op == "Unsqueeze":
-            return Spec(op, (x, ints(*draw(st.sampled_from([(0,), (-1,), (1, 3), (0, rank + 1)])))))
-        if op == "Squeeze":
-            return Spec(op, (normal(*dims[:axis], 1, *dims[axis:]), ints(axis)))
-        if op == "Transpose":
-            return Spec(op, (x,), attributes={"perm": list(draw(st.permutations(range(rank))))})
-        if op == "Expand":
-            thin = tuple(1 if k == axis else d for k, d in enumerate(dims))
-            return Spec(op, (normal(*thin), ints(*(draw(st.sampled_from([(), (2,)]))), *dims)))
-        if op == "Tile":
-            return Spec(op, (x, ints(*(draw(st.integers(1, 3)) for _ in dims))))
-        return Spec(op, (x,))
-
-    return draw_spec
+    dims = shape(draw, 2)
+    x, rank = normal(*dims, seed=seed(draw)), len(dims)
+    axis = draw(st.integers(0, rank - 1))
+    if op == "Reshape":
+        return Spec(op, (x, ints(*draw(st.sampled_from([(-1,), (1, -1, 1), (0, -1), (x.size, 1)])))))
+    if op == "Flatten":
+        return Spec(op, (x,), attributes={"axis": axis - rank * draw(st.integers(0, 1))})
+    if op == "Unsqueeze":
+        return Spec(op, (x, ints(*draw(st.sampled_from([(0,), (-1,), (1, 3), (0, rank + 1)])))))
+    if op == "Squeeze":
+        return Spec(op, (normal(*dims[:axis], 1, *dims[axis:]), ints(axis)))
+    if op == "Transpose":
+        return Spec(op, (x,), attributes={"perm": list(draw(st.permutations(range(rank))))})
+    if op == "Expand":
+        thin = tuple(1 if k == axis else d for k, d in enumerate(dims))
+        return Spec(op, (normal(*thin), ints(*(draw(st.sampled_from([(), (2,)]))), *dims)))
+    if op == "Tile":
+        return Spec(op, (x, ints(*(draw(st.integers(1, 3)) for _ in dims))))
+    return Spec(op, (x,))
 
 
 def _concat(draw: Draw) -> Spec:
@@ -267,31 +234,28 @@ def _reduced(
     return indices, settings, [values[:size].reshape(dims), values[size:].reshape(picked)]
 
 
-def _elements(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        dims = shape(draw, 1, 3)
-        axis = draw(st.integers(0, len(dims) - 1))
-        count = draw(st.integers(1, dims[axis]))
-        picked = (*dims[:axis], count, *dims[axis + 1 :])
-        order = np.argsort(np.random.default_rng(seed(draw)).random(dims), axis).take(range(count), axis)
-        x = normal(*dims)
-        if op == "GatherElements":
-            return Spec(op, (x, order), attributes={"axis": axis})
-        if op == "ScatterElements":
-            places, reduction, (x, updates) = _reduced(draw, dims, axis, order, picked)
-            return Spec(op, (x, places, updates), (0, 2), attributes={"axis": axis, **reduction})
-        if op == "TopK":
-            return Spec(op, (distinct(*dims), ints(count)), attributes={"axis": axis, "largest": draw(st.integers(0, 1))},  # noqa: E501
-                        outputs=2, ignored=(1,))  # fmt: skip
-        depth = draw(st.integers(1, len(dims)))
-        rows = np.random.default_rng(seed(draw)).permutation(math.prod(dims[:depth]))[: draw(st.integers(1, 4))]
-        where = np.stack(np.unravel_index(rows, dims[:depth]), -1).astype(np.int64)
-        if op == "GatherND":
-            return Spec(op, (x, where))
-        where, reduction, (x, updates) = _reduced(draw, dims, 0, where, (len(rows), *dims[depth:]))
-        return Spec(op, (x, where, updates), (0, 2), attributes=reduction)
-
-    return draw_spec
+def _elements(op: str, draw: Draw) -> Spec:
+    dims = shape(draw, 1, 3)
+    axis = draw(st.integers(0, len(dims) - 1))
+    count = draw(st.integers(1, dims[axis]))
+    picked = (*dims[:axis], count, *dims[axis + 1 :])
+    order = np.argsort(np.random.default_rng(seed(draw)).random(dims), axis).take(range(count), axis)
+    x = normal(*dims)
+    if op == "GatherElements":
+        return Spec(op, (x, order), attributes={"axis": axis})
+    if op == "ScatterElements":
+        places, reduction, (x, updates) = _reduced(draw, dims, axis, order, picked)
+        return Spec(op, (x, places, updates), (0, 2), attributes={"axis": axis, **reduction})
+    if op == "TopK":
+        return Spec(op, (distinct(*dims), ints(count)), attributes={"axis": axis, "largest": draw(st.integers(0, 1))},
+                    outputs=2, ignored=(1,))  # fmt: skip
+    depth = draw(st.integers(1, len(dims)))
+    rows = np.random.default_rng(seed(draw)).permutation(math.prod(dims[:depth]))[: draw(st.integers(1, 4))]
+    where = np.stack(np.unravel_index(rows, dims[:depth]), -1).astype(np.int64)
+    if op == "GatherND":
+        return Spec(op, (x, where))
+    where, reduction, (x, updates) = _reduced(draw, dims, 0, where, (len(rows), *dims[depth:]))
+    return Spec(op, (x, where, updates), (0, 2), attributes=reduction)
 
 
 def _cumsum(draw: Draw) -> Spec:
@@ -306,47 +270,44 @@ def _trilu(draw: Draw) -> Spec:
                 attributes={"upper": draw(st.integers(0, 1))})  # fmt: skip
 
 
-def _blocks(op: str) -> Drawn:
-    def draw_spec(draw: Draw) -> Spec:
-        n, c, h, w, b = (draw(st.integers(1, 3)) for _ in range(5))
-        if op == "SpaceToDepth":
-            return Spec(op, (normal(n, c, h * b, w * b),), attributes={"blocksize": b})
-        mode = draw(st.sampled_from(["DCR", "CRD"]))
-        return Spec(op, (normal(n, c * b * b, h, w),), attributes={"blocksize": b, "mode": mode})
-
-    return draw_spec
+def _blocks(op: str, draw: Draw) -> Spec:
+    n, c, h, w, b = (draw(st.integers(1, 3)) for _ in range(5))
+    if op == "SpaceToDepth":
+        return Spec(op, (normal(n, c, h * b, w * b),), attributes={"blocksize": b})
+    mode = draw(st.sampled_from(["DCR", "CRD"]))
+    return Spec(op, (normal(n, c * b * b, h, w),), attributes={"blocksize": b, "mode": mode})
 
 
 _PLAIN = ("Abs", "Sin", "Cos", "Erf", "Exp", "Gelu", "HardSwish", "Mish", "Neg", "Relu", "Sigmoid", "Sinh", "Cosh",
-          "Tanh",           "Softplus", "Softsign", "Atan", "Asinh", "Selu")  # fmt: skip
+          "Tanh", "Softplus", "Softsign", "Atan", "Asinh", "Selu")  # fmt: skip
+_SHAPED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Expand", "Tile")
 
 RANDOM: dict[str, Drawn] = {
-    **{op: _unary()(op) for op in _PLAIN},
-    **{op: _unary(positive)(op) for op in ("Log", "Sqrt", "Reciprocal")},
-    **{op: _unary(grid)(op) for op in ("Tan", "Asin", "Acos", "Atanh")},
-    "Acosh": _unary(above_one)("Acosh"),
-    **{op: _unary(alpha=(0.1, 1.5))(op) for op in ("Celu", "Elu", "Swish")},
-    "LeakyRelu": _unary(alpha=(-0.5, 0.5))("LeakyRelu"),
-    "ThresholdedRelu": _unary(distinct, alpha=(-0.5, 0.5))("ThresholdedRelu"),
+    **{op: partial(_unary, op) for op in _PLAIN},
+    **{op: partial(_unary, op, values=positive) for op in ("Log", "Sqrt", "Reciprocal")},
+    **{op: partial(_unary, op, values=grid) for op in ("Tan", "Asin", "Acos", "Atanh")},
+    "Acosh": partial(_unary, "Acosh", values=above_one),
+    **{op: partial(_unary, op, alpha=(0.1, 1.5)) for op in ("Celu", "Elu", "Swish")},
+    "LeakyRelu": partial(_unary, "LeakyRelu", alpha=(-0.5, 0.5)),
+    "ThresholdedRelu": partial(_unary, "ThresholdedRelu", values=distinct, alpha=(-0.5, 0.5)),
     "Mod": _mod,
-    "HardSigmoid": _unary(grid, alpha=(0.1, 0.3), beta=(0.4, 0.6))("HardSigmoid"),
-    **{op: _several(2)(op) for op in ("Add", "Sub", "Mul")},
-    "Div": _several(2, positive)("Div"),
-    **{op: _several(3)(op) for op in ("Sum", "Mean")},
-    **{op: _extreme(op) for op in ("Max", "Min")},
+    "HardSigmoid": partial(_unary, "HardSigmoid", values=grid, alpha=(0.1, 0.3), beta=(0.4, 0.6)),
+    **{op: partial(_several, op, 2) for op in ("Add", "Sub", "Mul")},
+    "Div": partial(_several, "Div", 2, values=positive),
+    **{op: partial(_several, op, 3) for op in ("Sum", "Mean")},
+    **{op: partial(_extreme, op) for op in ("Max", "Min")},
     "Pow": _power, "Where": _where, "PRelu": _prelu, "Clip": _clip, "Gemm": _gemm, "MatMul": _matmul,
-    **{op: _reduction()(op) for op in ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd",
-                                       "ReduceSum",                                        "ReduceSumSquare")},
-    "ReduceLogSum": _reduction(positive)("ReduceLogSum"),
-    **{op: _reduction(distinct)(op) for op in ("ReduceMax", "ReduceMin")},
-    **{op: _axis()(op) for op in ("Softmax", "LogSoftmax")},
-    "LpNormalization": _axis(p=st.integers(1, 2))("LpNormalization"),
-    **{op: _shaped(op) for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Transpose", "Expand")},
-    "Tile": _shaped("Tile"),
+    **{op: partial(_reduction, op) for op in ("ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMean", "ReduceProd",
+                                                 "ReduceSum", "ReduceSumSquare")},
+    "ReduceLogSum": partial(_reduction, "ReduceLogSum", values=positive),
+    **{op: partial(_reduction, op, values=distinct) for op in ("ReduceMax", "ReduceMin")},
+    **{op: partial(_axis, op) for op in ("Softmax", "LogSoftmax")},
+    "LpNormalization": partial(_axis, "LpNormalization", p=st.integers(1, 2)),
+    **{op: partial(_shaped, op) for op in _SHAPED},
     "Concat": _concat, "Split": _split, "Slice": _slice, "Pad": _pad, "Gather": _gather, "CumSum": _cumsum,
     "Trilu": _trilu,
-    **{op: _elements(op) for op in ("GatherElements", "ScatterElements", "GatherND", "ScatterND", "TopK")},
-    **{op: _blocks(op) for op in ("DepthToSpace", "SpaceToDepth")},
+    **{op: partial(_elements, op) for op in ("GatherElements", "ScatterElements", "GatherND", "ScatterND", "TopK")},
+    **{op: partial(_blocks, op) for op in ("DepthToSpace", "SpaceToDepth")},
     **NETWORKS,
     **SAMPLING,
 }  # fmt: skip
@@ -354,9 +315,4 @@ RANDOM: dict[str, Drawn] = {
 
 def specs(op: str) -> st.SearchStrategy[Spec]:
     """Random rows of `op`."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> Spec:
-        return RANDOM[op](draw)
-
-    return drawn()
+    return st.composite(lambda draw: RANDOM[op](draw))()

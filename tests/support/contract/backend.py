@@ -37,8 +37,7 @@ class Programs(Subject):
             found = session.relax(ENOUGH_S)
             self.need(found.outcome is Outcome.OPTIMAL, f"a linear program ended as {found.outcome}, not optimal")
             self.need(
-                close(found.objective, 4.5),
-                f"a linear program's optimum is 4.5, not {found.objective} (scale {scale})",
+                close(found.objective, 4.5), f"a linear program's optimum is 4.5, not {found.objective} (scale {scale})"
             )
             whole = self.search(session)
             self.need(

@@ -181,10 +181,7 @@ def _compared(trial: KernelTrial, ran: KernelOutputs, tolerance: float) -> float
             "leaves elements unwritten",
         )
         for way, over in ran.over.items():
-            require(
-                found.tobytes() == over[name].tobytes(),
-                f"{where}: other bits where {way}, which is allowed",
-            )
+            require(found.tobytes() == over[name].tobytes(), f"{where}: other bits where {way}, which is allowed")
         want = trial.expected.get(name)
         if want is None:
             continue

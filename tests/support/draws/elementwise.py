@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -21,54 +22,45 @@ from tests.support.draws.pieces import (
 )
 from tests.support.draws.steps import step_cases
 
-if TYPE_CHECKING:
-    pass
-
 
 def unary(
-    op_type: str, *, positive: bool = False, attributes: Callable[[Random], dict[str, Any]] | None = None,
-    dtypes: Sequence[str] = ("float32",), out: str = "",
-) -> Draw:  # fmt: skip
+    op_type: str,
+    random: Random,
+    *,
+    positive: bool = False,
+    attributes: Callable[[Random], dict[str, Any]] | None = None,
+    dtypes: Sequence[str] = ("float32",),
+) -> list[Case]:
     """An element-wise op of one operand."""
-
-    def draw(random: Random) -> list[Case]:
-        dtype = str(random.choice(dtypes))
-        x = random_values(random, dtype, random_shape(random))
-        x = np.abs(x) + np.float32(0.1) if positive else np.multiply(x, 3) if dtype == "float32" else x
-        chosen = attributes(random) if attributes is not None else {}
-        return [node_case(op_type, np.asarray(x, dtype), outputs=(out or dtype,), attributes=chosen)]
-
-    return draw
+    dtype = str(random.choice(dtypes))
+    x = random_values(random, dtype, random_shape(random))
+    x = np.abs(x) + np.float32(0.1) if positive else np.multiply(x, 3) if dtype == "float32" else x
+    chosen = attributes(random) if attributes is not None else {}
+    return [node_case(op_type, np.asarray(x, dtype), outputs=(dtype,), attributes=chosen)]
 
 
-def binary(op_type: str, *, dtypes: Sequence[str] = ("float32",), out: str = "", nonzero: bool = False) -> Draw:
+def binary(
+    op_type: str, random: Random, *, dtypes: Sequence[str] = ("float32",), out: str = "", nonzero: bool = False
+) -> list[Case]:
     """An element-wise op of two operands that broadcast."""
-
-    def draw(random: Random) -> list[Case]:
-        dtype = str(random.choice(dtypes))
-        shape = random_shape(random, 1)
-        a, b = random_values(random, dtype, shape), random_values(random, dtype, broadcastable(random, shape))
-        b = np.where(b == 0, np.ones_like(b), b) if nonzero else b
-        pair = (a, b) if op_type == "Pow" or random.random() < 0.7 else (b, a)
-        if op_type == "Mod" or nonzero:
-            pair = (a, b)
-        if op_type == "Pow":
-            exponents = np.array(random.choice([0.0, 1.0, 2.0, 3.0, 0.5, -1.0, 1.7]), np.float32)
-            return [node_case(op_type, np.abs(a) + np.float32(0.1), exponents, constants=(1,))]
-        return [node_case(op_type, *pair, outputs=(out or dtype,))]
-
-    return draw
+    dtype = str(random.choice(dtypes))
+    shape = random_shape(random, 1)
+    a, b = random_values(random, dtype, shape), random_values(random, dtype, broadcastable(random, shape))
+    b = np.where(b == 0, np.ones_like(b), b) if nonzero else b
+    pair = (a, b) if op_type == "Pow" or random.random() < 0.7 else (b, a)
+    if op_type == "Mod" or nonzero:
+        pair = (a, b)
+    if op_type == "Pow":
+        exponents = np.array(random.choice([0.0, 1.0, 2.0, 3.0, 0.5, -1.0, 1.7]), np.float32)
+        return [node_case(op_type, np.abs(a) + np.float32(0.1), exponents, constants=(1,))]
+    return [node_case(op_type, *pair, outputs=(out or dtype,))]
 
 
-def variadic(op_type: str) -> Draw:
+def variadic(op_type: str, random: Random) -> list[Case]:
     """An element-wise op of any number of operands."""
-
-    def draw(random: Random) -> list[Case]:
-        shape = random_shape(random, 1)
-        parts = [normal(random, broadcastable(random, shape)) for _ in range(int(random.integers(1, 4)))]
-        return [node_case(op_type, normal(random, shape), *parts)]
-
-    return draw
+    shape = random_shape(random, 1)
+    parts = [normal(random, broadcastable(random, shape)) for _ in range(int(random.integers(1, 4)))]
+    return [node_case(op_type, normal(random, shape), *parts)]
 
 
 def _clip(random: Random) -> list[Case]:
@@ -96,20 +88,16 @@ def _cast(random: Random) -> list[Case]:
     return [node_case("Cast", x, outputs=(to,), attributes={"to": helper.np_dtype_to_tensor_dtype(np.dtype(to))})]
 
 
-def gradient(op_type: str, of: str, shape: Callable[[Random], tuple[int, ...]] | None = None) -> Draw:
+def gradient(op_type: str, of: str, random: Random) -> list[Case]:
     """The gradient of an element-wise op of one operand."""
-
-    def draw(random: Random) -> list[Case]:
-        size = shape(random) if shape is not None else random_shape(random, 1)
-        attributes: dict[str, Any] = {}
-        if of == "Gelu" and random.random() < 0.5:
-            attributes["approximate"] = "tanh"
-        if of == "Softmax":
-            attributes["axis"] = int(random.integers(0, len(size)))
-        model = network(random, size, [onnx_node(of, ["h"], attributes=attributes)], {})
-        return step_cases(model, op_type, random)
-
-    return draw
+    size = random_shape(random, 1)
+    attributes: dict[str, Any] = {}
+    if of == "Gelu" and random.random() < 0.5:
+        attributes["approximate"] = "tanh"
+    if of == "Softmax":
+        attributes["axis"] = int(random.integers(0, len(size)))
+    model = network(random, size, [onnx_node(of, ["h"], attributes=attributes)], {})
+    return step_cases(model, op_type, random)
 
 
 def _clip_gradient(random: Random) -> list[Case]:
@@ -121,44 +109,44 @@ def _clip_gradient(random: Random) -> list[Case]:
     return step_cases(model, "Clip.grad_input", random)
 
 
-def dropout(op_type: str) -> Draw:
+def dropout(op_type: str, random: Random) -> list[Case]:
     """What a training step has of a Dropout."""
-
-    def draw(random: Random) -> list[Case]:
-        given = {"ratio": np.array(0.3, np.float32), "training": np.array(True)}
-        node = onnx_node("Dropout", ["h", *given], attributes={"seed": 7})
-        return step_cases(network(random, random_shape(random, 1), [node], given), op_type, random)
-
-    return draw
+    given = {"ratio": np.array(0.3, np.float32), "training": np.array(True)}
+    node = onnx_node("Dropout", ["h", *given], attributes={"seed": 7})
+    return step_cases(network(random, random_shape(random, 1), [node], given), op_type, random)
 
 
 _SLOPES = ("Relu", "Gelu", "Sigmoid", "Tanh", "Softmax")
+_PLAIN = (
+    "Abs", "Exp", "Sin", "Cos", "Erf", "Tanh", "Sigmoid", "Softplus", "Softsign", "Relu", "HardSwish", "Identity",
+)  # fmt: skip
 _NUMBERS = ("float32", "int64", "int32")
-_COMPARED = ("float32", "int64")
 DRAWS: Mapping[tuple[str, str], Draw] = {
-    **{("", op): binary(op, dtypes=_NUMBERS) for op in ("Add", "Sub", "Mul")},
-    **{("", op): binary(op, dtypes=_COMPARED, out="bool") for op in ("Greater", "GreaterOrEqual", "Less", "Equal")},
-    ("", "LessOrEqual"): binary("LessOrEqual", dtypes=_COMPARED, out="bool"),
-    **{("", op): binary(op, dtypes=("bool",)) for op in ("And", "Or")},
-    ("", "Div"): binary("Div", dtypes=_NUMBERS, nonzero=True),
-    ("", "Mod"): binary("Mod", dtypes=("int64", "int32"), nonzero=True),
-    ("", "Pow"): binary("Pow"),
-    **{("", op): variadic(op) for op in ("Sum", "Max", "Min", "Mean")},
-    **{("", op): unary(op) for op in ("Abs", "Exp", "Sin", "Cos", "Erf", "Tanh", "Sigmoid", "Softplus", "Softsign")},
-    **{("", op): unary(op) for op in ("Relu", "HardSwish")},
-    **{("", op): unary(op, positive=True) for op in ("Sqrt", "Reciprocal", "Log")},
-    **{("", op): unary(op, dtypes=_NUMBERS) for op in ("Neg", "Sign")},
-    ("", "Not"): unary("Not", dtypes=("bool",)),
-    ("", "LeakyRelu"): unary("LeakyRelu", attributes=lambda random: {"alpha": float(random.random())}),
-    ("", "Elu"): unary("Elu", attributes=lambda random: {"alpha": float(random.random())}),
-    ("", "HardSigmoid"): unary("HardSigmoid", attributes=lambda random: {"alpha": float(random.random() * 2)}),
-    ("", "Gelu"): unary("Gelu", attributes=lambda random: {"approximate": str(random.choice(["none", "tanh"]))}),
+    **{("", op): partial(binary, op, dtypes=_NUMBERS) for op in ("Add", "Sub", "Mul")},
+    **{
+        ("", op): partial(binary, op, dtypes=("float32", "int64"), out="bool")
+        for op in ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
+    },
+    **{("", op): partial(binary, op, dtypes=("bool",)) for op in ("And", "Or")},
+    ("", "Div"): partial(binary, "Div", dtypes=_NUMBERS, nonzero=True),
+    ("", "Mod"): partial(binary, "Mod", dtypes=("int64", "int32"), nonzero=True),
+    ("", "Pow"): partial(binary, "Pow"),
+    **{("", op): partial(variadic, op) for op in ("Sum", "Max", "Min", "Mean")},
+    **{("", op): partial(unary, op) for op in _PLAIN},
+    **{("", op): partial(unary, op, positive=True) for op in ("Sqrt", "Reciprocal", "Log")},
+    **{("", op): partial(unary, op, dtypes=_NUMBERS) for op in ("Neg", "Sign")},
+    ("", "Not"): partial(unary, "Not", dtypes=("bool",)),
+    ("", "LeakyRelu"): partial(unary, "LeakyRelu", attributes=lambda random: {"alpha": float(random.random())}),
+    ("", "Elu"): partial(unary, "Elu", attributes=lambda random: {"alpha": float(random.random())}),
+    ("", "HardSigmoid"): partial(unary, "HardSigmoid", attributes=lambda random: {"alpha": float(random.random() * 2)}),
+    ("", "Gelu"): partial(
+        unary, "Gelu", attributes=lambda random: {"approximate": str(random.choice(["none", "tanh"]))}
+    ),
     ("", "Clip"): _clip,
     ("", "PRelu"): _prelu,
     ("", "Where"): _where,
     ("", "Cast"): _cast,
-    ("", "Identity"): unary("Identity"),
-    **{(OWN_DOMAIN, f"{op}.grad_input"): gradient(f"{op}.grad_input", op) for op in _SLOPES},
+    **{(OWN_DOMAIN, f"{op}.grad_input"): partial(gradient, f"{op}.grad_input", op) for op in _SLOPES},
     (OWN_DOMAIN, "Clip.grad_input"): _clip_gradient,
-    **{(OWN_DOMAIN, op): dropout(op) for op in ("Dropout", "Dropout.mask")},
+    **{(OWN_DOMAIN, op): partial(dropout, op) for op in ("Dropout", "Dropout.mask")},
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from functools import partial
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from tests.support.draws.pieces import (
     random_values,
 )
 from tests.support.draws.steps import step_cases
-
-if TYPE_CHECKING:
-    pass
 
 
 def _transpose(random: Random) -> list[Case]:
@@ -189,19 +186,15 @@ def _random_uniform(random: Random) -> list[Case]:
     return [node_case("RandomUniform", attributes={"shape": shape, "seed": seed})]
 
 
-def gather_gradient(op_type: str, optimizer: str = "none") -> Draw:
+def gather_gradient(op_type: str, random: Random, *, optimizer: str = "none") -> list[Case]:
     """The gradient of a table whose rows are read, or with the update by it."""
-
-    def draw(random: Random) -> list[Case]:
-        shape = random_shape(random, 1, 3)
-        axis = int(random.integers(0, len(shape)))
-        where = random.integers(-shape[axis], shape[axis], random_shape(random, 1, 2))
-        nodes = [onnx_node("Gather", ["w", "i"], ["g"], attributes={"axis": axis})]
-        taken = np.take(np.zeros(shape), where, axis).shape
-        model = network(random, taken, [*nodes, onnx_node("Mul", ["h", "g"])], {"w": normal(random, shape), "i": where})
-        return step_cases(model, op_type, random, optimizer=optimizer)
-
-    return draw
+    shape = random_shape(random, 1, 3)
+    axis = int(random.integers(0, len(shape)))
+    where = random.integers(-shape[axis], shape[axis], random_shape(random, 1, 2))
+    nodes = [onnx_node("Gather", ["w", "i"], ["g"], attributes={"axis": axis})]
+    taken = np.take(np.zeros(shape), where, axis).shape
+    model = network(random, taken, [*nodes, onnx_node("Mul", ["h", "g"])], {"w": normal(random, shape), "i": where})
+    return step_cases(model, op_type, random, optimizer=optimizer)
 
 
 DRAWS: Mapping[tuple[str, str], Draw] = {
@@ -211,6 +204,7 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Split"): _split, ("", "Gather"): _gather, ("", "GatherElements"): _gather_elements,
     ("", "ScatterElements"): _scatter_elements, ("", "ScatterND"): _scatter_nd,
     ("", "ConstantOfShape"): _constant_of_shape, ("", "Size"): _size, ("", "RandomUniform"): _random_uniform,
-    (OWN_DOMAIN, "Gather.grad_input"): gather_gradient("Gather.grad_input"),
-    (OWN_DOMAIN, "Gather.grad_input+sgd.update"): gather_gradient("Gather.grad_input+sgd.update", "sgd"),
+    (OWN_DOMAIN, "Gather.grad_input"): partial(gather_gradient, "Gather.grad_input"),
+    (OWN_DOMAIN, "Gather.grad_input+sgd.update"): partial(
+        gather_gradient, "Gather.grad_input+sgd.update", optimizer="sgd"),
 }  # fmt: skip

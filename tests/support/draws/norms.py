@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
 from tests.support.contract.kernel import Case, node_case
-from tests.support.draws.pieces import (
-    Draw,
-    Random,
-    network,
-    normal,
-    onnx_node,
-    random_shape,
-)
+from tests.support.draws.pieces import Draw, Random, network, normal, onnx_node, random_shape
 from tests.support.draws.steps import step_cases
 from tests.support.draws.windows import random_planes
 
@@ -30,19 +24,15 @@ def _batch_norm(random: Random) -> list[Case]:
     return [node_case("BatchNormalization", normal(random, shape), *vectors, np.abs(vectors[0]) + np.float32(0.2))]
 
 
-def batch_norm_step(op_type: str) -> Draw:
+def batch_norm_step(op_type: str, random: Random) -> list[Case]:
     """What a training step has of a BatchNormalization."""
-
-    def draw(random: Random) -> list[Case]:
-        shape = (int(random.integers(2, 4)), *random_planes(random)[1:])
-        names = ("scale", "bias", "mean", "variance")
-        vectors = {name: np.abs(normal(random, shape[1:2])) + np.float32(0.2) for name in names}
-        node = onnx_node(
-            "BatchNormalization", ["h", *names], ["y", "new_mean", "new_variance"], attributes={"training_mode": 1}
-        )
-        return step_cases(network(random, shape, [node], vectors), op_type, random)
-
-    return draw
+    shape = (int(random.integers(2, 4)), *random_planes(random)[1:])
+    names = ("scale", "bias", "mean", "variance")
+    vectors = {name: np.abs(normal(random, shape[1:2])) + np.float32(0.2) for name in names}
+    node = onnx_node(
+        "BatchNormalization", ["h", *names], ["y", "new_mean", "new_variance"], attributes={"training_mode": 1}
+    )
+    return step_cases(network(random, shape, [node], vectors), op_type, random)
 
 
 def _layer_norm(random: Random) -> list[Case]:
@@ -54,18 +44,14 @@ def _layer_norm(random: Random) -> list[Case]:
     return [node_case("LayerNormalization", x, *operands, outputs=outputs, attributes={"axis": axis})]
 
 
-def group_norm(op_type: str) -> Draw:
+def group_norm(op_type: str, random: Random) -> list[Case]:
     """InstanceNormalization, or GroupNormalization of any number of groups."""
-
-    def draw(random: Random) -> list[Case]:
-        images, channels, *size = random_planes(random)
-        groups = int(random.integers(1, 4))
-        shape = (images, channels * groups, *size)
-        attributes = {"num_groups": groups} if op_type == "GroupNormalization" else {}
-        vectors = [normal(random, shape[1:2]) for _ in range(2)]
-        return [node_case(op_type, normal(random, shape), *vectors, attributes=attributes)]
-
-    return draw
+    images, channels, *size = random_planes(random)
+    groups = int(random.integers(1, 4))
+    shape = (images, channels * groups, *size)
+    attributes = {"num_groups": groups} if op_type == "GroupNormalization" else {}
+    vectors = [normal(random, shape[1:2]) for _ in range(2)]
+    return [node_case(op_type, normal(random, shape), *vectors, attributes=attributes)]
 
 
 def _layer_norm_gradient(random: Random) -> list[Case]:
@@ -75,14 +61,10 @@ def _layer_norm_gradient(random: Random) -> list[Case]:
     return step_cases(model, "LayerNormalization.gradient", random)
 
 
-def softmax(op_type: str) -> Draw:
+def softmax(op_type: str, random: Random) -> list[Case]:
     """Softmax or LogSoftmax along any axis."""
-
-    def draw(random: Random) -> list[Case]:
-        x = np.multiply(normal(random, random_shape(random, 1)), 4)
-        return [node_case(op_type, x, attributes={"axis": int(random.integers(-x.ndim, x.ndim))})]
-
-    return draw
+    x = np.multiply(normal(random, random_shape(random, 1)), 4)
+    return [node_case(op_type, x, attributes={"axis": int(random.integers(-x.ndim, x.ndim))})]
 
 
 def _likelihood(random: Random) -> list[Case]:
@@ -117,13 +99,13 @@ def _cross_entropy(random: Random) -> list[Case]:
 DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "BatchNormalization"): _batch_norm,
     ("", "LayerNormalization"): _layer_norm,
-    **{("", name): group_norm(name) for name in ("InstanceNormalization", "GroupNormalization")},
-    ("", "Softmax"): softmax("Softmax"),
-    ("", "LogSoftmax"): softmax("LogSoftmax"),
+    **{("", name): partial(group_norm, name) for name in ("InstanceNormalization", "GroupNormalization")},
+    ("", "Softmax"): partial(softmax, "Softmax"),
+    ("", "LogSoftmax"): partial(softmax, "LogSoftmax"),
     ("", "NegativeLogLikelihoodLoss"): _likelihood,
     ("", "SoftmaxCrossEntropyLoss"): _loss,
     **{
-        (OWN_DOMAIN, f"BatchNormalization.{k}"): batch_norm_step(f"BatchNormalization.{k}")
+        (OWN_DOMAIN, f"BatchNormalization.{k}"): partial(batch_norm_step, f"BatchNormalization.{k}")
         for k in ("training", "grad_weight")
     },
     (OWN_DOMAIN, "LayerNormalization.gradient"): _layer_norm_gradient,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,55 +37,44 @@ def _dequantize(random: Random) -> list[Case]:
     return [node_case("DequantizeLinear", *operands, attributes=attributes)]
 
 
-def product(op_type: str) -> Draw:
+def product(op_type: str, random: Random) -> list[Case]:
     """A product with a weight that is dequantized for it."""
-
-    def draw(random: Random) -> list[Case]:
-        rows, columns, depth = (int(n) for n in random.integers(1, (6, 24, 150)))
-        turned = op_type == "Gemm" and bool(random.random() < 0.6)
-        shape = (columns, depth) if turned else (depth, columns)
-        x, scale, zero, attributes = weight(random, shape)
-        a = normal(random, (rows, depth))
-        added = [normal(random, ((rows, columns), (columns,))[int(random.integers(0, 2))])] if op_type == "Gemm" else []
-        added = added if random.random() < 0.5 else []
-        mine = {"transB": int(turned), "alpha": 0.5, "beta": 1.5} if op_type == "Gemm" else {}
-        mine = mine if random.random() < 0.5 or op_type != "Gemm" else {"transB": int(turned)}
-        given = {"a": a, "x": x, "s": scale, **({"z": zero} if zero is not None else {})}
-        given |= dict(zip("c", added, strict=False))
-        names = ("x", "s", "z" if zero is not None else "")
-        first = Node("DequantizeLinear", names, ("w",), attributes)
-        then = Node(op_type, ("a", "w", *(["c"] if added else [])), ("y",), mine)
-        own = ("a", *names, *(["c"] if added else []))
-        node = Node(f"DequantizeLinear+{op_type}", own, ("y",), {**attributes, **mine}, OWN_DOMAIN)
-        expected = computed([first, then], given, "y")
-        tensors = {n: Tensor(n, v.shape, v.dtype.name, Role.ACTIVATION) for n, v in {**given, "y": expected}.items()}
-        operator = Operator("checked", op_type, (node,), tuple(given), ("y",))
-        return [Case(operator, node, tensors, {}, given, {"y": expected})]
-
-    return draw
+    rows, columns, depth = (int(n) for n in random.integers(1, (6, 24, 150)))
+    turned = op_type == "Gemm" and bool(random.random() < 0.6)
+    shape = (columns, depth) if turned else (depth, columns)
+    x, scale, zero, attributes = weight(random, shape)
+    a = normal(random, (rows, depth))
+    added = [normal(random, ((rows, columns), (columns,))[int(random.integers(0, 2))])] if op_type == "Gemm" else []
+    added = added if random.random() < 0.5 else []
+    mine = {"transB": int(turned), "alpha": 0.5, "beta": 1.5} if op_type == "Gemm" else {}
+    mine = mine if random.random() < 0.5 or op_type != "Gemm" else {"transB": int(turned)}
+    given = {"a": a, "x": x, "s": scale, **({"z": zero} if zero is not None else {})}
+    given |= dict(zip("c", added, strict=False))
+    names = ("x", "s", "z" if zero is not None else "")
+    first = Node("DequantizeLinear", names, ("w",), attributes)
+    then = Node(op_type, ("a", "w", *(["c"] if added else [])), ("y",), mine)
+    own = ("a", *names, *(["c"] if added else []))
+    node = Node(f"DequantizeLinear+{op_type}", own, ("y",), {**attributes, **mine}, OWN_DOMAIN)
+    expected = computed([first, then], given, "y")
+    tensors = {n: Tensor(n, v.shape, v.dtype.name, Role.ACTIVATION) for n, v in {**given, "y": expected}.items()}
+    operator = Operator("checked", op_type, (node,), tuple(given), ("y",))
+    return [Case(operator, node, tensors, {}, given, {"y": expected})]
 
 
-def convolution(op_type: str) -> Draw:
+def convolution(op_type: str, random: Random) -> list[Case]:
     """What a training step has of a convolution with a quantized weight, as one with dequantizing it."""
-
-    def draw(random: Random) -> list[Case]:
-        axes, groups = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 12]))
-        ins, outs = (12 * int(n) // groups for n in random.integers(1, 3, 2))
-        window: dict[str, Any] = {"kernel_shape": [int(n) for n in random.integers(1, 4, axes)], "group": groups}
-        window["strides"] = [int(n) for n in random.integers(1, 3, axes)]
-        window["pads"] = [int(random.integers(0, k)) for k in (*window["kernel_shape"], *window["kernel_shape"])]
-        x, scale, zero, attributes = weight(random, (outs * groups, ins, *window["kernel_shape"]))
-        held = {"q": x, "s": scale, **({"z": zero} if zero is not None else {}), "b": normal(random, (outs * groups,))}
-        names = [name for name in held if name != "b"]
-        operands = ["h", "w", *(["b"] if random.random() < 0.5 else [])]
-        nodes = [
-            onnx_node("DequantizeLinear", names, ["w"], attributes),
-            onnx_node("Conv", operands, attributes=window),
-        ]
-        shape = (int(random.integers(1, 3)), ins * groups, *(int(n) for n in random.integers(3, 8, axes)))
-        return step_cases(network(random, shape, nodes, held), op_type, random)
-
-    return draw
+    axes, groups = int(random.integers(1, 3)), int(random.choice([1, 1, 2, 12]))
+    ins, outs = (12 * int(n) // groups for n in random.integers(1, 3, 2))
+    window: dict[str, Any] = {"kernel_shape": [int(n) for n in random.integers(1, 4, axes)], "group": groups}
+    window["strides"] = [int(n) for n in random.integers(1, 3, axes)]
+    window["pads"] = [int(random.integers(0, k)) for k in (*window["kernel_shape"], *window["kernel_shape"])]
+    x, scale, zero, attributes = weight(random, (outs * groups, ins, *window["kernel_shape"]))
+    held = {"q": x, "s": scale, **({"z": zero} if zero is not None else {}), "b": normal(random, (outs * groups,))}
+    names = [name for name in held if name != "b"]
+    operands = ["h", "w", *(["b"] if random.random() < 0.5 else [])]
+    nodes = [onnx_node("DequantizeLinear", names, ["w"], attributes), onnx_node("Conv", operands, attributes=window)]
+    shape = (int(random.integers(1, 3)), ins * groups, *(int(n) for n in random.integers(3, 8, axes)))
+    return step_cases(network(random, shape, nodes, held), op_type, random)
 
 
 def computed(nodes: Sequence[Node], given: Mapping[str, Array], name: str) -> Array:
@@ -101,6 +91,9 @@ def computed(nodes: Sequence[Node], given: Mapping[str, Array], name: str) -> Ar
 
 DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "DequantizeLinear"): _dequantize,
-    **{(OWN_DOMAIN, f"DequantizeLinear+{op}"): product(op) for op in ("Gemm", "MatMul")},
-    **{(OWN_DOMAIN, op): convolution(op) for op in ("DequantizeLinear+Conv", "DequantizeLinear+Conv.grad_input")},
+    **{(OWN_DOMAIN, f"DequantizeLinear+{op}"): partial(product, op) for op in ("Gemm", "MatMul")},
+    **{
+        (OWN_DOMAIN, op): partial(convolution, op)
+        for op in ("DequantizeLinear+Conv", "DequantizeLinear+Conv.grad_input")
+    },
 }

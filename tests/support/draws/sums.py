@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 from poetopt.graph import OWN_DOMAIN
 from poetopt.ops.losses import LINEAR
@@ -21,24 +22,15 @@ from tests.support.draws.pieces import (
 )
 from tests.support.draws.steps import step_cases
 
-if TYPE_CHECKING:
-    pass
 
-
-def reduction(op_type: str) -> Draw:
+def reduction(op_type: str, random: Random) -> list[Case]:
     """A reduction over some axes, now and then a long one."""
-
-    def draw(random: Random) -> list[Case]:
-        shape = list(random_shape(random, 1))
-        if random.random() < 0.3:
-            shape[int(random.integers(0, len(shape)))] = int(random.integers(60, 200)) if op_type != "ReduceProd" else 3
-        axes = [int(a) for a in random.permutation(len(shape))[: int(random.integers(1, len(shape) + 1))]]
-        x = normal(random, shape)
-        return [
-            node_case(op_type, x, integers(axes), constants=(1,), attributes={"keepdims": int(random.random() < 0.5)})
-        ]
-
-    return draw
+    shape = list(random_shape(random, 1))
+    if random.random() < 0.3:
+        shape[int(random.integers(0, len(shape)))] = int(random.integers(60, 200)) if op_type != "ReduceProd" else 3
+    axes = [int(a) for a in random.permutation(len(shape))[: int(random.integers(1, len(shape) + 1))]]
+    x = normal(random, shape)
+    return [node_case(op_type, x, integers(axes), constants=(1,), attributes={"keepdims": int(random.random() < 0.5)})]
 
 
 EQUATIONS = (
@@ -68,7 +60,7 @@ def _integer_sum(random: Random) -> list[Case]:
 
 
 def _sum(random: Random) -> list[Case]:
-    return _integer_sum(random) if random.random() < 0.2 else reduction("ReduceSum")(random)
+    return _integer_sum(random) if random.random() < 0.2 else reduction("ReduceSum", random)
 
 
 def _gemm(random: Random) -> list[Case]:
@@ -91,64 +83,55 @@ def _matmul(random: Random) -> list[Case]:
     return [node_case("MatMul", normal(random, left), normal(random, right))]
 
 
-def matmul_gradient(op_type: str) -> Draw:
+def matmul_gradient(op_type: str, random: Random) -> list[Case]:
     """A gradient of a batched product."""
-
-    def draw(random: Random) -> list[Case]:
-        rows, columns, depth = (random_length(random) for _ in range(3))
-        batch = random_shape(random, 1, 2, 3)
-        w = normal(random, (*batch, depth, columns))
-        return step_cases(
-            network(random, (*batch, rows, depth), [onnx_node("MatMul", ["h", "w"])], {"w": w}), op_type, random
-        )
-
-    return draw
+    rows, columns, depth = (random_length(random) for _ in range(3))
+    batch = random_shape(random, 1, 2, 3)
+    w = normal(random, (*batch, depth, columns))
+    return step_cases(
+        network(random, (*batch, rows, depth), [onnx_node("MatMul", ["h", "w"])], {"w": w}), op_type, random
+    )
 
 
-def update(op_type: str, optimizer: str, *, clips: float = 0.0) -> Draw:
+def update(op_type: str, optimizer: str, random: Random, *, clips: float = 0.0) -> list[Case]:
     """An optimizer's update, or one with the gradient of a matrix that it is of; so often in a step that clips."""
-
-    def draw(random: Random) -> list[Case]:
-        rows, columns, depth = (random_length(random) for _ in range(3))
-        w = normal(random, (columns, depth))
-        node = onnx_node("Gemm", ["h", "w"], attributes={"transB": 1})
-        model = network(random, (rows, depth), [node], {"w": w})
-        return step_cases(model, op_type, random, optimizer=optimizer, clip=random.random() < clips)
-
-    return draw
+    rows, columns, depth = (random_length(random) for _ in range(3))
+    w = normal(random, (columns, depth))
+    node = onnx_node("Gemm", ["h", "w"], attributes={"transB": 1})
+    model = network(random, (rows, depth), [node], {"w": w})
+    return step_cases(model, op_type, random, optimizer=optimizer, clip=random.random() < clips)
 
 
-def head(op_type: str, trained: str = "", optimizer: str = "none") -> Draw:
+def head(op_type: str, random: Random, *, trained: str = "", optimizer: str = "none") -> list[Case]:
     """A layer under cross-entropy, with more classes than a chunk; of its weight and bias is trained what is named."""
-
-    def draw(random: Random) -> list[Case]:
-        rows, features, classes = (int(random.integers(*of)) for of in ((6, 11), (2, 5), (4100, 5000)))
-        weights = {"w": normal(random, (classes, features)), "b": normal(random, (classes,))}
-        biased = trained == "b" or random.random() < 0.5
-        node = onnx_node("Gemm", ["h", "w", *(["b"] if biased else [])], attributes={"transB": 1})
-        model = network(random, (rows, features), [node], {n: weights[n] for n in node.input[1:]})
-        train = f"p,{trained}" if trained else "p"
-        return step_cases(model, op_type, random, loss="cross-entropy", train=train, optimizer=optimizer)
-
-    return draw
+    rows, features, classes = (int(random.integers(*of)) for of in ((6, 11), (2, 5), (4100, 5000)))
+    weights = {"w": normal(random, (classes, features)), "b": normal(random, (classes,))}
+    biased = trained == "b" or random.random() < 0.5
+    node = onnx_node("Gemm", ["h", "w", *(["b"] if biased else [])], attributes={"transB": 1})
+    model = network(random, (rows, features), [node], {n: weights[n] for n in node.input[1:]})
+    train = f"p,{trained}" if trained else "p"
+    return step_cases(model, op_type, random, loss="cross-entropy", train=train, optimizer=optimizer)
 
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 DRAWS: Mapping[tuple[str, str], Draw] = {
-    **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")},
-    **{("", f"Reduce{op}"): reduction(f"Reduce{op}") for op in ("Max", "Min")},
+    **{
+        ("", f"Reduce{op}"): partial(reduction, f"Reduce{op}")
+        for op in ("Sum", "Mean", "SumSquare", "L1", "L2", "Prod")
+    },
+    **{("", f"Reduce{op}"): partial(reduction, f"Reduce{op}") for op in ("Max", "Min")},
     ("", "ReduceSum"): _sum,
     ("", "Einsum"): _einsum,
     ("", "Gemm"): _gemm,
-    (OWN_DOMAIN, LINEAR): head(LINEAR),
+    (OWN_DOMAIN, LINEAR): partial(head, LINEAR),
     **{
-        (OWN_DOMAIN, kind): head(kind, of[5], optimizer)
+        (OWN_DOMAIN, kind): partial(head, kind, trained=of[5], optimizer=optimizer)
         for of in ("grad_weight", "grad_bias")
         for kind, optimizer in ((f"{LINEAR}.{of}", "none"), *((f"{LINEAR}.{of}+{o}.update", o) for o in OPTIMIZERS))
     },
     ("", "MatMul"): _matmul,
-    **{(OWN_DOMAIN, f"MatMul.{k}"): matmul_gradient(f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
-    **{(OWN_DOMAIN, f"{o}.update"): update(f"{o}.update", o, clips=0.5) for o in OPTIMIZERS},
-    (OWN_DOMAIN, "Gradient.squares"): update("Gradient.squares", "sgd", clips=1.0),
-    **{(OWN_DOMAIN, f"Gemm+{o}.update"): update(f"Gemm+{o}.update", o) for o in OPTIMIZERS},
+    **{(OWN_DOMAIN, f"MatMul.{k}"): partial(matmul_gradient, f"MatMul.{k}") for k in ("grad_input", "grad_weight")},
+    **{(OWN_DOMAIN, f"{o}.update"): partial(update, f"{o}.update", o, clips=0.5) for o in OPTIMIZERS},
+    (OWN_DOMAIN, "Gradient.squares"): partial(update, "Gradient.squares", "sgd", clips=1.0),
+    **{(OWN_DOMAIN, f"Gemm+{o}.update"): partial(update, f"Gemm+{o}.update", o) for o in OPTIMIZERS},
 }

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from poetopt.graph import OWN_DOMAIN
 from tests.support.contract.kernel import Case, node_case
-from tests.support.draws.pieces import (
-    Draw,
-    Random,
-    network,
-    normal,
-    onnx_node,
-)
+from tests.support.draws.pieces import Draw, Random, network, normal, onnx_node
 from tests.support.draws.steps import step_cases
 
 if TYPE_CHECKING:
@@ -75,19 +70,15 @@ def _conv_transpose(random: Random) -> list[Case]:
     return [node_case("ConvTranspose", x, w, *([bias] if random.random() < 0.5 else []), attributes=window)]
 
 
-def convolution_gradient(op_type: str, optimizer: str = "none") -> Draw:
+def convolution_gradient(op_type: str, random: Random, *, optimizer: str = "none") -> list[Case]:
     """A gradient of a convolution, or one with the update by it; by the weights also one of a ConvTranspose."""
-
-    def draw(random: Random) -> list[Case]:
-        of = "ConvTranspose" if "grad_weight" in op_type and random.random() < 0.2 else "Conv"
-        drawn = _convolution(random) if of == "Conv" else _transposed(random)
-        if drawn is None:
-            return []
-        x, w, bias, window = drawn
-        model = network(random, x.shape, [onnx_node(of, ["h", "w", "b"], attributes=window)], {"w": w, "b": bias})
-        return step_cases(model, op_type, random, optimizer=optimizer)
-
-    return draw
+    of = "ConvTranspose" if "grad_weight" in op_type and random.random() < 0.2 else "Conv"
+    drawn = _convolution(random) if of == "Conv" else _transposed(random)
+    if drawn is None:
+        return []
+    x, w, bias, window = drawn
+    model = network(random, x.shape, [onnx_node(of, ["h", "w", "b"], attributes=window)], {"w": w, "b": bias})
+    return step_cases(model, op_type, random, optimizer=optimizer)
 
 
 def random_planes(random: Random) -> tuple[int, ...]:
@@ -95,35 +86,27 @@ def random_planes(random: Random) -> tuple[int, ...]:
     return (int(random.integers(1, 3)), int(random.integers(1, 4)), *(int(n) for n in random.integers(2, 10, axes)))
 
 
-def pool(op_type: str) -> Draw:
+def pool(op_type: str, random: Random) -> list[Case]:
     """Pooling of one or two axes."""
-
-    def draw(random: Random) -> list[Case]:
-        x = normal(random, random_planes(random))
-        window = _window(random, x.ndim - 2, x.shape[2:], pool=True)
-        window["pads"] = [p // 2 for p in window["pads"]]
-        window["ceil_mode"] = int(random.random() < 0.3)
-        if op_type == "AveragePool":
-            window["count_include_pad"] = int(random.random() < 0.5)
-            return [node_case(op_type, x, attributes=window)]
-        return [node_case(op_type, x, outputs=("float32", "int64")[: int(random.integers(1, 3))], attributes=window)]
-
-    return draw
+    x = normal(random, random_planes(random))
+    window = _window(random, x.ndim - 2, x.shape[2:], pool=True)
+    window["pads"] = [p // 2 for p in window["pads"]]
+    window["ceil_mode"] = int(random.random() < 0.3)
+    if op_type == "AveragePool":
+        window["count_include_pad"] = int(random.random() < 0.5)
+        return [node_case(op_type, x, attributes=window)]
+    return [node_case(op_type, x, outputs=("float32", "int64")[: int(random.integers(1, 3))], attributes=window)]
 
 
-def pool_gradient(op_type: str, of: str) -> Draw:
+def pool_gradient(op_type: str, of: str, random: Random) -> list[Case]:
     """What a training step has of a pooling."""
-
-    def draw(random: Random) -> list[Case]:
-        shape = random_planes(random)
-        window = _window(random, len(shape) - 2, shape[2:], pool=True)
-        window["pads"] = [p // 2 for p in window["pads"]]
-        if of == "AveragePool":
-            window["count_include_pad"] = int(random.random() < 0.5)
-        model = network(random, shape, [onnx_node(of, ["h"], attributes=window)], {})
-        return step_cases(model, op_type, random)
-
-    return draw
+    shape = random_planes(random)
+    window = _window(random, len(shape) - 2, shape[2:], pool=True)
+    window["pads"] = [p // 2 for p in window["pads"]]
+    if of == "AveragePool":
+        window["count_include_pad"] = int(random.random() < 0.5)
+    model = network(random, shape, [onnx_node(of, ["h"], attributes=window)], {})
+    return step_cases(model, op_type, random)
 
 
 def _global_average(random: Random) -> list[Case]:
@@ -153,15 +136,17 @@ DRAWS: Mapping[tuple[str, str], Draw] = {
     ("", "Resize"): _resize,
     ("", "Conv"): _conv,
     ("", "ConvTranspose"): _conv_transpose,
-    ("", "MaxPool"): pool("MaxPool"),
-    ("", "AveragePool"): pool("AveragePool"),
+    ("", "MaxPool"): partial(pool, "MaxPool"),
+    ("", "AveragePool"): partial(pool, "AveragePool"),
     ("", "GlobalAveragePool"): _global_average,
-    **{(OWN_DOMAIN, f"Conv.{k}"): convolution_gradient(f"Conv.{k}") for k in ("grad_input", "grad_weight")},
-    (OWN_DOMAIN, "MaxPool.indexed"): pool_gradient("MaxPool.indexed", "MaxPool"),
-    (OWN_DOMAIN, "MaxPool.grad_input"): pool_gradient("MaxPool.grad_input", "MaxPool"),
-    (OWN_DOMAIN, "AveragePool.grad_input"): pool_gradient("AveragePool.grad_input", "AveragePool"),
+    **{(OWN_DOMAIN, f"Conv.{k}"): partial(convolution_gradient, f"Conv.{k}") for k in ("grad_input", "grad_weight")},
+    (OWN_DOMAIN, "MaxPool.indexed"): partial(pool_gradient, "MaxPool.indexed", "MaxPool"),
+    (OWN_DOMAIN, "MaxPool.grad_input"): partial(pool_gradient, "MaxPool.grad_input", "MaxPool"),
+    (OWN_DOMAIN, "AveragePool.grad_input"): partial(pool_gradient, "AveragePool.grad_input", "AveragePool"),
     **{
-        (OWN_DOMAIN, f"Conv.grad_weight+{o}.update"): convolution_gradient(f"Conv.grad_weight+{o}.update", o)
+        (OWN_DOMAIN, f"Conv.grad_weight+{o}.update"): partial(
+            convolution_gradient, f"Conv.grad_weight+{o}.update", optimizer=o
+        )
         for o in ("sgd", "momentum", "adam", "adamw")
     },
 }
