@@ -39,7 +39,7 @@ OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay"
 """Options of `train` that users give to `solve`."""
 
 
-def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
+def usage_message(complaint: str, command: str, arguments: Sequence[str]) -> str:
     """Return one message: the parser's complaint about the arguments of a command, with a remedy.
 
     Parameters
@@ -49,7 +49,7 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
     command
         Program and command, as in `poetopt solve`.
     """
-    text = said.rstrip(".")
+    text = complaint.rstrip(".")
     text = text[:1].lower() + text[1:]
     remedy = _of_training(text) or _extra(text, command, arguments) or _missing(text) or _no_command(text)
     return f"{remedy or text}; see {command} --help"
@@ -82,8 +82,8 @@ def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:
 
 def _missing(text: str) -> str | None:
     match = re.match(r"missing (?:option|argument) (.*)", text)
-    known = [remedy for name, remedy in MISSING.items() if match is not None and f"'{name}'" in match[1]]
-    return f"{text}: {known[0]}" if known else None
+    remedies = [remedy for name, remedy in MISSING.items() if match is not None and f"'{name}'" in match[1]]
+    return f"{text}: {remedies[0]}" if remedies else None
 
 
 def _no_command(text: str) -> str | None:
@@ -92,8 +92,8 @@ def _no_command(text: str) -> str | None:
     if match is None:
         return None
     name = match[1]
-    found = name.lower() if name.lower() in networks.names() else name if Path(name).suffix == ".onnx" else None
-    return None if found is None else f"{text}; did you mean poetopt solve {found} --device a72?"
+    model = name.lower() if name.lower() in networks.names() else name if Path(name).suffix == ".onnx" else None
+    return None if model is None else f"{text}; did you mean poetopt solve {model} --device a72?"
 
 
 app = typer.Typer(
@@ -126,8 +126,8 @@ app.command(short_help="List the devices, or show one with its sources.", cls=Pa
 app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         say(f"poetopt {__version__}")
         raise typer.Exit
 

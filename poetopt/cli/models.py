@@ -117,16 +117,16 @@ def lora(model: ModelArgument, **options: Any) -> int:
 
     out, merge = options.pop("out"), options.pop("merge")
     check_outputs([model], {"-o": out})
-    given = {name: value for name, value in options.items() if value is not None}
+    settings = {name: value for name, value in options.items() if value is not None}
     if merge:
-        if given:
-            raise OptionError(f"--merge, --{next(iter(given))}: the file defines the pairs. Leave the option out.")
+        if settings:
+            raise OptionError(f"--merge, --{next(iter(settings))}: the file defines the pairs. Leave the option out.")
         po.merge_lora(model, out=out)
         say(f"{out}: the pairs are merged into the weights")
         return 0
-    made = po.lora(model, out=out, **given)
-    trained = next(entry.value for entry in made.metadata_props if entry.key == PARAMETERS).split("\n")
-    numbers = sum(math.prod(one.dims) for one in made.graph.initializer if one.name in trained)
+    adapted = po.lora(model, out=out, **settings)
+    trained = next(entry.value for entry in adapted.metadata_props if entry.key == PARAMETERS).split("\n")
+    numbers = sum(math.prod(one.dims) for one in adapted.graph.initializer if one.name in trained)
     say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all others are frozen")
     return 0
 
@@ -142,8 +142,8 @@ def quantize(model: ModelArgument, **options: Any) -> int:
     """Write a network whose frozen matrices and tables are integers of 4 or 8 bits."""
     out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
-    made = po.quantize(model, **options)
-    size = sum(one.ByteSize() for one in made.graph.initializer)
+    quantized = po.quantize(model, **options)
+    size = sum(one.ByteSize() for one in quantized.graph.initializer)
     say(f"{out}: {show_bytes(size)} of weights; those of products and tables are {kind}")
     return 0
 
@@ -159,9 +159,9 @@ def inspect(
 ) -> int:
     """Show what a model consists of and what its training needs, without solving anything."""
     check_outputs([model], {"--json": json})
-    found = po.inspect(model, device=device, **options)
-    write_json(found.to_dict(), json)
-    say(found.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
+    inspection = po.inspect(model, device=device, **options)
+    write_json(inspection.to_dict(), json)
+    say(inspection.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
     return 0
 
 
@@ -195,11 +195,11 @@ def grad(
     if joint.carried:
         document["carried"] = dict(joint.carried)
     write_json({**summary(joint), **document}, json)
-    made = f"{len(graph.gradients)} gradients"
+    results = f"{len(graph.gradients)} gradients"
     if graph.optimizer != "none":
-        made = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
+        results = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
     title = (
-        f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {made}, "
+        f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {results}, "
         f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
     )
     rows: list[tuple[str, str]] = []

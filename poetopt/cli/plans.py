@@ -60,8 +60,8 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         every = _every(check, steps)
         try:
             if course is not None:
-                given = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
-                return _train(plan, {**options, **batch}, course, given, json)
+                settings = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
+                return _train(plan, {**options, **batch}, course, settings, json)
             if every is None and dump is not None:
                 raise OptionError("--dump: the comparison writes it. Leave out --check none.")
             return _run_step(plan, {**options, **batch}, every is not None, workdir, dump, json)
@@ -90,17 +90,17 @@ def _run_in_c(
 
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **where)
-    ended: DeviceExecution | DeviceTraining
+    result: DeviceExecution | DeviceTraining
     if course is None:
-        with doing(f"compiling the step for {on} and running it") as told:
-            ended = po.execute_on(loaded, on, **batch, told=told)
-        text = report.device_text(loaded.plan, ended, _training_command(plan, loaded.plan, on))
+        with doing(f"compiling the step for {on} and running it") as progress:
+            result = po.execute_on(loaded, on, **batch, told=progress)
+        text = report.device_text(loaded.plan, result, _training_command(plan, loaded.plan, on))
     else:
         steps, lr, momentum = course
-        with doing(f"compiling {steps:,} steps for {on} and running them") as told:
-            ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
-        text = report.device_training_text(loaded.plan, ended, (), _training_command(plan, loaded.plan, on))
-    return _shown(document(loaded.plan.problem.graph, ended), text, ended.message, json)
+        with doing(f"compiling {steps:,} steps for {on} and running them") as progress:
+            result = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=progress)
+        text = report.device_training_text(loaded.plan, result, (), _training_command(plan, loaded.plan, on))
+    return _shown(document(loaded.plan.problem.graph, result), text, result.message, json)
 
 
 def _shown(document: Mapping[str, object], text: str, wrong: str, json: str | None) -> int:
@@ -128,19 +128,25 @@ def _train(
     plan: str,
     read: Mapping[str, Any],
     course: tuple[int, float, float | None],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     json: str | None,
 ) -> int:
     from poetopt.api.apart import prepared
 
     steps, lr, momentum = course
-    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as (made, _):
-        ended = po.train(made, steps, lr, momentum=momentum, **given, told=told)
+    with (
+        doing(f"training for {steps:,} steps") as progress,
+        prepared(plan, **read, told=progress) as (prepared_step, _),
+    ):
+        result = po.train(prepared_step, steps, lr, momentum=momentum, **settings, told=progress)
         from poetopt.report.execution import document, training_text
 
-        after = _training_command(plan, made.plan)
-        said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended, after)
-    return _shown(said, text, ended.message, json)
+        after = _training_command(plan, prepared_step.plan)
+        figures, text = (
+            document(prepared_step.plan.problem.graph, result),
+            training_text(prepared_step.plan, result, after),
+        )
+    return _shown(figures, text, result.message, json)
 
 
 def _run_step(
@@ -149,25 +155,27 @@ def _run_step(
     from poetopt.api.apart import prepared
     from poetopt.backends.onnxruntime.training import run_alone
 
-    what = "executing the plan and ordinary training, and measuring both" if check else "executing the plan"
+    work = "executing the plan and ordinary training, and measuring both" if check else "executing the plan"
     with (
-        doing(what) as told,
-        prepared(plan, **read, check=check, dump=dump, workdir=workdir, told=told) as (made, found),
+        doing(work) as progress,
+        prepared(plan, **read, check=check, dump=dump, workdir=workdir, told=progress) as (prepared_step, compared),
     ):
-        alone = run_alone(made, workdir=workdir, told=told)
+        alone = run_alone(prepared_step, workdir=workdir, told=progress)
         from poetopt.report.execution import alone_rows, alone_text
         from poetopt.report.layout import answer, table
-    if found is None:
-        return _shown(alone.figures, alone_text(made.plan, alone, _training_command(plan, made.plan)), "", json)
-    wrong = [name for name, value in found.digests.items() if alone.digests[name] != value]
+    if compared is None:
+        return _shown(
+            alone.figures, alone_text(prepared_step.plan, alone, _training_command(plan, prepared_step.plan)), "", json
+        )
+    wrong = [name for name, value in compared.digests.items() if alone.digests[name] != value]
     other_bits = (
         f"the schedule alone, in another process, gives different bits for {', '.join(map(repr, wrong[:5]))}. "
         "Please report it, with the plan file."
     )
-    first, details = found.rows[:3], found.rows[3:]
-    after = answer(after=_training_command(plan, made.plan))
-    text = table(found.title, [*first, *after, *alone_rows(alone), *details])
-    return _shown({**found.document, **alone.figures}, text, found.message or (other_bits if wrong else ""), json)
+    first, details = compared.rows[:3], compared.rows[3:]
+    after = answer(after=_training_command(plan, prepared_step.plan))
+    text = table(compared.title, [*first, *after, *alone_rows(alone), *details])
+    return _shown({**compared.document, **alone.figures}, text, compared.message or (other_bits if wrong else ""), json)
 
 
 def _training_command(file: str, plan: Plan, on: str = "") -> str:
@@ -185,10 +193,10 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     from poetopt.report.on_device import emitted_text
 
     check_outputs([plan, options["model"]], {"--json": json})
-    out, how = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
+    out, form = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **options)
-    emitted = po.emit(loaded, out, **how)
+    emitted = po.emit(loaded, out, **form)
     write_json(emitted.to_dict(), json)
     where = "host" if emitted.target == LINUX else emitted.target
     say(emitted_text(loaded.plan, emitted, f"poetopt run {plan} --on {where} executes and checks it"), unless=[json])
@@ -230,18 +238,18 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         raise OptionError("--no-model: costs can't be computed without the model. Leave out --device and --profile.")
     strict = options["strict"]
     with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
-        found = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
-    write_json(found.to_dict(), json)
-    say(found.text(after=_after_verifying(plan, found)), unless=[json])
-    if found.differs or (strict and not found.whole):
-        raise ExecutionError(f"{plan}: {found.doubts}{'; solve again' if found.differs else ''}")
+        verification = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
+    write_json(verification.to_dict(), json)
+    say(verification.text(after=_after_verifying(plan, verification)), unless=[json])
+    if verification.differs or (strict and not verification.whole):
+        raise ExecutionError(f"{plan}: {verification.doubts}{'; solve again' if verification.differs else ''}")
     return 0
 
 
-def _after_verifying(plan: str, found: Verification) -> str:
-    if found.differs:
+def _after_verifying(plan: str, verification: Verification) -> str:
+    if verification.differs:
         return "solve again: the file's report isn't that of its plan"
-    if found.uncertified and found.certificate is None:
+    if verification.uncertified and verification.certificate is None:
         return f"poetopt verify {plan} --bound proves the bound in exact arithmetic"
     return f"poetopt run {plan}"
 

@@ -32,11 +32,11 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
         raise OptionError("--template and --from-csv: one writes the file that the other reads. Give one of them.")
     if dma and from_csv is None:
         raise OptionError("--dma: it is only for --from-csv. On this machine the CPU makes the transfers, as measured.")
-    others = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
-    given = next((name for name, value in others.items() if value is not None), None)
-    if on is not None and given is not None:
+    values = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
+    conflicting = next((name for name, value in values.items() if value is not None), None)
+    if on is not None and conflicting is not None:
         raise OptionError(
-            f"--on, {given}: an emulated core has no power, no storage and no file. Give one of the options."
+            f"--on, {conflicting}: an emulated core has no power, no storage and no file. Give one of the options."
         )
     if on is not None:
         core(on)
@@ -61,25 +61,25 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     emulated = None
     if on is not None:
         training = training.on("c")
-        with doing(f"counting instructions on {on}") as told:
-            emulated = training.profile_on(on, clock_hz=clock_hz, told=told)
-        found = emulated.profile
+        with doing(f"counting instructions on {on}") as progress:
+            emulated = training.profile_on(on, clock_hz=clock_hz, told=progress)
+        measured = emulated.profile
     elif from_csv is not None:
-        found = profile_csv.from_csv(from_csv, training.graph, power_w=power_w, dma=dma)
+        measured = profile_csv.from_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
         from poetopt.backends.onnxruntime.profiling import machine
 
         if older is not None:  # fail before measuring for seconds
             older.check_machine(machine(), out)
         with doing("measuring each kind of operator, and the storage"):
-            found = training.profile(power_w=power_w, workdir=workdir)
+            measured = training.profile(power_w=power_w, workdir=workdir)
     if older is not None:
-        older.check_machine(found.about.get("machine"), out)
-    merged = found if older is None else older.merged(found)
+        older.check_machine(measured.about.get("machine"), out)
+    merged = measured if older is None else older.merged(measured)
     write_text(merged.text(), out, option="-o")
-    document = profile_document(training.graph, found, merged)
+    document = profile_document(training.graph, measured, merged)
     write_json(document | ({} if emulated is None else emulated.to_dict()), json)
-    say(profile_text(training.graph, found, merged, out), unless=[out, json])
+    say(profile_text(training.graph, measured, merged, out), unless=[out, json])
     if emulated is not None:
         say(instructions_text(emulated), unless=[out, json])
     return 0

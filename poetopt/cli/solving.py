@@ -81,19 +81,19 @@ def sweep(
     from poetopt.api.sweeps import ERROR
 
     check_outputs([file], {"-o": options["out"], "--json": json})
-    with _told("starting workers") as told:
-        found = po.sweep(file, **options, told=told)
-    write_json(found.to_dict(), json)
-    say(str(found), unless=[json])
-    if found.lost:
-        point, reason = found.lost[0]
+    with _told("starting workers") as progress:
+        results = po.sweep(file, **options, told=progress)
+    write_json(results.to_dict(), json)
+    say(str(results), unless=[json])
+    if results.lost:
+        point, reason = results.lost[0]
         raise ExecutionError(
-            f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}). Repeat the "
+            f"{len(results.lost)} of {results.total} points have no row (the first: {point}: {reason}). Repeat the "
             "command to try them again."
         )
-    if found.rows and all(row["status"] == ERROR for row in found.rows):
+    if results.rows and all(row["status"] == ERROR for row in results.rows):
         raise ExecutionError(
-            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}). Correct the "
+            f"all {len(results.rows)} rows are errors (the first: {results.rows[0]['reason']}). Correct the "
             "sweep, and give another -o: these rows stay."
         )
     return 0
@@ -122,19 +122,19 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
         if os.path.exists(plans) and not os.path.isdir(plans):
             raise OptionError(f"--plans {plans}: a file has that name. Give a folder.")
         check_folder(plans)
-    with _told() as told:
-        found = po.compare(model, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options)
+    with _told() as progress:
+        comparison = po.compare(model, told=lambda name, budget: progress(f"{name} at {budget:,} B"), **options)
     if plans is not None:
-        _save_plans(found, plans)
+        _save_plans(comparison, plans)
     if out is not None:
         from poetopt.report.plots import save_comparison
 
-        save_comparison(found, out)
+        save_comparison(comparison, out)
     from poetopt.report.comparison import comparison_lines
 
-    write_json(found.to_dict(), json)
+    write_json(comparison.to_dict(), json)
     after = f"poetopt show {plans}/..." if plans is not None else _solve_command(model, options)
-    say("\n".join(comparison_lines(found, after)), unless=[json])
+    say("\n".join(comparison_lines(comparison, after)), unless=[json])
     return 0
 
 
@@ -148,12 +148,12 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
 def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Draw the least energy against RAM, refined where it bends, with the proof of each point."""
     out = _picture(model, json, options)
-    with _told() as told:
+    with _told() as progress:
         try:
             front = po.pareto(
                 model,
                 **options,
-                told=lambda budget, why: told(f"{budget:,} B: {why}"),
+                told=lambda budget, why: progress(f"{budget:,} B: {why}"),
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
@@ -195,23 +195,25 @@ def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     check_outputs([model], {"--json": json})
     most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
     sizes = [size for text in memory or () for size in text.split(",")]
-    asked = [parse_whole(batch, option="--batches", least=1) for batch in (batches or "").split(",") if batch.strip()]
-    with _told() as told:
-        rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
+    sizes_of_batches = [
+        parse_whole(batch, option="--batches", least=1) for batch in (batches or "").split(",") if batch.strip()
+    ]
+    with _told() as progress:
+        rows = what_fits(model, memory=sizes, batches=sizes_of_batches, overhead=overhead, told=progress, **options)
     title = f"{model} on {options['device']}"
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     say("\n".join(fits_lines(title, rows, most, f"poetopt solve {model} --device {options['device']}")), unless=[json])
     return 0
 
 
-def _save_plans(found: Comparison, folder: str) -> None:
+def _save_plans(comparison: Comparison, folder: str) -> None:
     from poetopt.plan import codec
 
     os.makedirs(folder, exist_ok=True)
-    rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
-    for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
+    rows = {(row.method, row.ram_budget_bytes): row for row in comparison.rows}
+    for (name, budget), plan in sorted(comparison.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")
-        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=comparison.deadline_s)
 
 
 def _solve_command(model: str, options: Mapping[str, Any]) -> str:

@@ -43,8 +43,8 @@ class PartsTried(Figures):
 
     def to_dict(self) -> dict[str, object]:
         """Return an entry of `micro_batches_tried` of `solve --json`."""
-        found = super().to_dict()
-        return {"micro_batches": found.pop("parts"), **found, "why": self.why or None}
+        figures_of_parts = super().to_dict()
+        return {"micro_batches": figures_of_parts.pop("parts"), **figures_of_parts, "why": self.why or None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,8 +228,10 @@ def advice(chosen: Fits | None, most: float = CHEAP) -> str:
     """Return a sentence on the batch that `advised` chose."""
     if chosen is None:
         return "no batch fits"
-    how = f"{show_share(chosen.overhead)} more energy than store-all" if chosen.overhead else "no more energy"
-    return f"batch {chosen.batch} fits with {how}" if chosen.cheap(most) else f"cheapest is batch {chosen.batch}, {how}"
+    cost = f"{show_share(chosen.overhead)} more energy than store-all" if chosen.overhead else "no more energy"
+    return (
+        f"batch {chosen.batch} fits with {cost}" if chosen.cheap(most) else f"cheapest is batch {chosen.batch}, {cost}"
+    )
 
 
 def clips(problem: Problem) -> bool:
