@@ -207,7 +207,7 @@ class Verification(RecomputedProblem):
 
     def _cost(self) -> str:
         energy, overhead = show_joules(self.simulation.energy_j), show_joules(self.simulation.overhead_j)
-        return f"{energy} a step, {overhead} of it overhead; {self._time()}"
+        return f"{energy}, {overhead} of it overhead; {self._time()}"
 
     def _proof(self) -> str:
         """Return what is confirmed of the report's figures and bounds, in a line."""
@@ -216,7 +216,7 @@ class Verification(RecomputedProblem):
         parts = []
         if self.file.report:
             source = f" from {self._source()}" if self.recomputed else ""
-            parts.append(f"the report's energy, time and RAM were computed again{source}")
+            parts.append(f"energy, time and RAM were computed again{source}")
         if self.taken:
             parts.append(f"{len(self.taken)} {'facts are' if len(self.taken) > 1 else 'fact is'} the file's word")
         if self.uncertified:
