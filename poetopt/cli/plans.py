@@ -212,7 +212,6 @@ def restore(
     **options: Any,
 ) -> int:
     """Write the network that an emitted program has trained and saved (po_save), from a copy of its storage."""
-
     out, training_form = options.pop("out"), options.pop("training_mode")
     check_outputs([plan, options["model"], storage], {"-o": out})
     with doing("reading the plan and its model"):
