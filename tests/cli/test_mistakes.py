@@ -25,10 +25,10 @@ MISTAKES = [
     ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
     ("solve resnet --device a72", 2, "resnet: neither a file nor a network", "closest: resnet8 or resnet50"),
     ("run net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx --device a72 -o plan.json"),
-    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "that long is enough (--deadline 0."),
+    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "That long is enough (--deadline 0."),
     (f"{SOLVE} --ram 5kB", 3, "budget of 5,000 bytes is below", "(--ram "),
     ("solve net.onnx --device pi6", 2, "unknown device 'pi6'", "Did you mean"),
-    (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without the blank", "--ram 40%"),
+    (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without a space", "--ram 40%"),
     ("solve a72 --device net.onnx", 2, "a72: a device, no model", "poetopt solve net.onnx --device a72"),
     ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, not a device", "net.onnx --device a72"),
     ("solve plan.json --device a72", 2, "plan.json: a plan, not a model", "poetopt run plan.json"),
@@ -45,7 +45,7 @@ MISTAKES = [
     ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
     ("inspect net.onnx --batch 0", 2, "--batch 0:", "must be at least 1"),
     (f"{SOLVE} --time-limit 60m", 2, "'m' is ambiguous", "60min or 60ms"),
-    (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
+    (f"{SOLVE} --json - -o -", 2, "goes to the standard output too", "Give a file for one"),
     ("solve net.onnx", 2, "missing option '--device'", "--device a72"),
     ("sovle net.onnx", 2, "no such command 'sovle'", "Did you mean 'solve'"),
     ("net.onnx", 2, "no such command 'net.onnx'", "poetopt solve net.onnx --device a72"),
@@ -60,7 +60,7 @@ MISTAKES = [
 
 TRAIN = "train plan.json -o out.onnx --data"
 MISTAKES += [
-    (f"{SOLVE} --lr 0.1", 2, "--lr: it is of the training", "poetopt train PLAN --data train.npz --lr 0.001"),
+    (f"{SOLVE} --lr 0.1", 2, "--lr: it belongs to training", "poetopt train PLAN --data train.npz --lr 0.001"),
     (f"{SOLVE} --loss CrossEntropyLoss", 2, "unknown loss 'CrossEntropyLoss'", "closest: cross-entropy"),
     (f"{SOLVE} --with class-weights=1,2", 2, "2 weights for the 10 classes", "give one for each"),
     (f"{SOLVE} --optimizer sgd --with rates=head.*=10", 2, "rates=head.*=10: no trained parameter", "there are fc1"),
