@@ -394,7 +394,7 @@ def test_auto_takes_the_number_of_parts_of_least_energy() -> None:
 
 
 def test_auto_says_where_no_number_of_parts_fits() -> None:
-    with pytest.raises(InfeasibleError, match="--micro-batch auto: in none of 1 parts does the batch have a schedule"):
+    with pytest.raises(InfeasibleError, match="--micro-batch auto: the batch has no schedule in 1 parts"):
         po.solve(network(0), device="m4", batch=1, micro_batch="auto", ram=1000, threads=1)
 
 
@@ -422,5 +422,5 @@ def test_the_mean_over_labels_that_count_is_that_of_the_whole_batch(rule: Mappin
         found, _ = executed(made(parts), batch)
         close(found, wanted)
     assert made(2).graph.whole.inputs == ("x", "labels")  # type: ignore[union-attr]
-    with pytest.raises(OptionError, match="on the runtime c a batch comes part by part; leave --micro-batch out"):
+    with pytest.raises(OptionError, match="on the runtime c a batch comes part by part. Leave --micro-batch out"):
         made(2, "c")
