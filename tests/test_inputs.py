@@ -64,7 +64,7 @@ def test_what_a_plan_names_is_a_regular_file(plan: Path, run: Runner) -> None:
         for command in ("run", "verify"):
             ended = run(command, _naming(plan, model))
             ended.assert_one_message("its model, is not a regular file", "--model", code=2)
-    with pytest.raises(PlanError, match="no regular file"):
+    with pytest.raises(PlanError, match="not a regular file"):
         load_plan(_naming(plan, "/dev/zero"))
     for board in ("/dev/zero", str(plan.with_name("pipe.onnx"))):
         document = json.loads(plan.read_text(encoding="utf-8"))
