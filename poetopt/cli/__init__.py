@@ -1,1 +1,1 @@
-"""Commands of the program that stand in files of their own; `poetopt.cli.app` registers them."""
+"""The commands of the program; `poetopt.cli.app` registers them."""

@@ -1,6 +1,6 @@
-"""The command line: its commands, one process, one place where every error ends.
+"""The command line: its commands, its process, and the handling of every error.
 
-Commands import what they need when they run, so that `--help` is instant.
+Commands import their work when they run, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -33,17 +33,21 @@ MISSING = {
     "PLAN": "give a plan, which `poetopt solve MODEL --device a72 -o plan.json` writes",
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
-"""Remedies where a parameter is missing."""
+"""Remedies for missing parameters."""
 VERBOSE = ("-v", "--verbose")
 OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay", "--validate")
-"""Options that people give to `solve`."""
+"""Options of `train` that users give to `solve`."""
 
 
 def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
-    """One message: what the parser said of the arguments of a command, with a remedy.
+    """Return one message: the parser's complaint about the arguments of a command, with a remedy.
 
+    Parameters
+    ----------
+    said
+        The complaint.
     command
-        The program and the command, `poetopt solve`.
+        Program and command, as in `poetopt solve`.
     """
     text = said.rstrip(".")
     text = text[:1].lower() + text[1:]
@@ -59,7 +63,7 @@ def _of_training(text: str) -> str | None:
 
 
 def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:
-    """An argument too many: mostly a unit that a blank parted from its number, or a name that wants an option."""
+    """Return the remedy for one argument too many: a unit after a blank, or a name that needs an option."""
     match = re.match(r"got unexpected extra arguments?\(?s?\)? \((.*)\)", text)
     if match is None:
         return None
@@ -83,7 +87,7 @@ def _missing(text: str) -> str | None:
 
 
 def _no_command(text: str) -> str | None:
-    """A model where the command should be."""
+    """Return the remedy for a model in place of the command."""
     match = re.match(r"no such command '(.*?)'$", text)
     if match is None:
         return None
@@ -163,7 +167,7 @@ def _parser() -> typer.core.TyperGroup:
 
 
 def invoke(arguments: list[str]) -> int:
-    """Run one command line (without the program's name); the exit code. Errors have been told on stderr."""
+    """Run one command line, without the program's name, and return the exit code; errors go to stderr."""
 
     def command() -> int:
         for argument in arguments:
@@ -177,7 +181,7 @@ def invoke(arguments: list[str]) -> int:
         verbose = [argument for argument in arguments if argument in VERBOSE]
         arguments[:] = [*verbose[:1], *(argument for argument in arguments if argument not in VERBOSE)]
         try:
-            # Not through `app(...)`, which would put an exception hook of its own in place.
+            # `app(...)` would install its own exception hook.
             code = _parser().main(arguments, prog_name="poetopt", standalone_mode=False)
         except typer.TyperException as error:
             context = getattr(error, "ctx", None)
@@ -186,12 +190,12 @@ def invoke(arguments: list[str]) -> int:
             complain(usage_message(error.format_message(), path, arguments))
             return OptionError.exit_code
         except SystemExit as end:
-            # typer makes a code of its own of a pipe that nobody reads, where that shows before the last flush.
+            # typer ends with its own code if a pipe without a reader shows before the last flush.
             if isinstance(end.__context__, BrokenPipeError):
                 raise end.__context__ from None
             raise
         if code == interrupts.CODES[signal.SIGINT]:
-            # typer has turned the exception into a code.
+            # typer has turned the exception into this code.
             raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
 
@@ -201,7 +205,7 @@ def invoke(arguments: list[str]) -> int:
 def main() -> None:
     """Entry point of the program `poetopt`."""
     own_the_process()
-    if sys.flags.optimize > 1:  # Pyomo makes its own docstrings of those that Python has left out then
+    if sys.flags.optimize > 1:  # Pyomo builds its docstrings from those that Python drops
         complain("this Python runs without docstrings, which Pyomo needs; leave out PYTHONOPTIMIZE=2 or -OO")
         leave(OptionError.exit_code)
     code = invoke(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Common parts of the command line: messages, JSON, the live line, and one place where every error ends."""
+"""Common parts of the command line: messages, JSON, the live line, and the handling of every error."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from poetopt.search.solution import Listener
 
 ERASED = "\r\x1b[2K"
-"""To the start of a terminal's line, with nothing left in it."""
+"""Codes that erase a terminal's line."""
 _UNTOLD: list[OSError] = []
-"""Errors of writing that were met meanwhile."""
+"""Errors of writing that are reported at the end."""
 _OWN: list[bool] = []
-"""Holds something where this process is a command line's alone."""
+"""Not empty if the process belongs to one command line."""
 LAYOUT = "\n\t"
-"""Characters that text for people is laid out with."""
+"""Control characters that texts for people may contain."""
 
 
 def complain(message: str) -> None:
-    """One message on stderr."""
+    """Write one message to stderr."""
     text = f"poetopt: {shortened(shown(message.strip(), keep=LAYOUT))}"
     if sys.stderr.isatty():
         from poetopt.report.layout import fitted
@@ -55,7 +55,10 @@ def complain(message: str) -> None:
 
 
 def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
-    """Lines for people on stdout, `unless` one of these outputs is `-`. What files say can't control the terminal."""
+    """Write lines for people to stdout, unless one of the outputs in `unless` is `-`.
+
+    Control characters are escaped: texts of files can't control the terminal.
+    """
     if "-" not in unless:
         if sys.stdout.isatty():
             from poetopt.report.layout import fitted, terminal_width
@@ -65,9 +68,9 @@ def say(text: str, *, unless: Sequence[str | None] = ()) -> None:
 
 
 def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
-    """The same while something goes on: at once, and in place of the line that stands on a terminal's stderr.
+    """Write lines as `say` does, at once and in place of the live line on stderr.
 
-    Where it can't be written, the work goes on in silence, and the command's exit code says so at its end.
+    If that fails, the work continues in silence, and the exit code reports it at the end.
     """
     if sys.stderr.isatty():
         sys.stderr.write(ERASED)
@@ -81,7 +84,10 @@ def say_meanwhile(text: str, *, unless: Sequence[str | None] = ()) -> None:
 
 
 def write_json(document: Mapping[str, object], target: str | None) -> None:
-    """Write the one object to stdout (`-`), to a file, or nowhere; NaN and infinity become null. Raises OutputError."""
+    """Write an object as JSON to stdout (`-`), to a file, or nowhere; NaN and infinity become null.
+
+    Raises OutputError if it can't be written.
+    """
     if target is None:
         return
     text = json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False)
@@ -89,7 +95,7 @@ def write_json(document: Mapping[str, object], target: str | None) -> None:
 
 
 def write_text(text: str, target: str, *, option: str) -> None:
-    """A text to stdout (`-`) or, whole or not at all, to a file. Raises OutputError, which names the option."""
+    """Write a text to stdout (`-`) or, whole or not at all, to a file. Raises OutputError."""
     if target != "-":
         write_atomically(target, text)
         return
@@ -101,17 +107,23 @@ def write_text(text: str, target: str, *, option: str) -> None:
 def check_outputs(
     inputs: Sequence[str | None], outputs: Mapping[str, str | None], texts: Collection[str] = ("--json",)
 ) -> None:
-    """Find out before the work whether the outputs can be written.
+    """Check before the work that the outputs can be written.
 
+    Parameters
+    ----------
     inputs
-        Files that are read: none of them may be overwritten.
+        Files that are read; no output may overwrite them.
     outputs
-        Option -> path; `-` is stdout.
+        Paths by option; `-` is stdout.
     texts
-        Those of the options that may go to stdout.
+        Options that may write to stdout.
 
-    Raises OutputError for a path that can't be written, OptionError for one that is named twice, and for what is no
-    text on stdout.
+    Raises
+    ------
+    OutputError
+        A path can't be written.
+    OptionError
+        Two options name the same path, or an option can't write to stdout.
     """
     to_stdout = [option for option, path in outputs.items() if path == "-"]
     for option in to_stdout:
@@ -133,7 +145,7 @@ def check_outputs(
 
 @contextmanager
 def live_line(first: str = "reading the model") -> Iterator[Callable[[str], None] | None]:
-    """A line on stderr that says what is being worked on, cut to the terminal's width; None where there is none."""
+    """Yield a function that shows a line on stderr, cut to the terminal's width; None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -141,13 +153,13 @@ def live_line(first: str = "reading the model") -> Iterator[Callable[[str], None
 
     console = Console(stderr=True)
     with console.status(first, spinner="dots") as status:
-        # columns that a spinner takes of a live line
+        # the spinner takes three columns
         yield lambda text: status.update(text[: console.width - 3])
 
 
 @contextmanager
 def live_progress() -> Iterator[Listener | None]:
-    """A line on stderr that follows the solve, where stderr is a terminal; else None."""
+    """Yield a listener that shows the progress of a solve on stderr; None without a terminal."""
     from poetopt.report.layout import progress_line
 
     with live_line() as tell:
@@ -156,9 +168,9 @@ def live_progress() -> Iterator[Listener | None]:
 
 @contextmanager
 def doing(what: str) -> Iterator[Told]:
-    """Show the work at hand on a terminal's stderr, while the body runs, which may tell what comes next.
+    """Show the current work on a terminal's stderr while the body runs; the body may update it.
 
-    The line stands still in between: clocks are read meanwhile.
+    The line doesn't move by itself: the body measures times.
     """
     if not sys.stderr.isatty():
         yield silent
@@ -178,9 +190,9 @@ def doing(what: str) -> Iterator[Told]:
 
 
 def own_the_process() -> None:
-    """Nothing but our own messages on stderr: no warnings or log lines of libraries, no traceback of a defect.
+    """Keep stderr for messages of poetopt: no warnings or logs of libraries, no traceback of a defect.
 
-    SIGTERM becomes what Ctrl-C is: commands clean up after themselves, and a solve ends with the best so far.
+    SIGTERM acts like Ctrl-C: commands clean up, and a solve ends with its best schedule so far.
     """
     _OWN.append(True)
     interrupts.install()
@@ -192,11 +204,10 @@ def own_the_process() -> None:
 
 
 def _fill_streams() -> None:
-    """Streams that were closed before the start lead nowhere, and no file that is opened gets their numbers.
+    """Open closed standard streams on the null device, so that no other file gets their numbers.
 
-    Where one is not in UTF-8, what its encoding lacks is written out as an escape. What can't be written on stderr is
-    dropped, as the exit code says it too. Where the memory is limited, stderr is ours alone: libraries write on it that
-    they got none, and `supervise` says that better.
+    Characters that an encoding lacks are escaped. What can't be written to stderr is dropped: the exit code reports it.
+    With limited memory, libraries' messages on stderr are dropped, as `supervise` reports the shortage better.
     """
     for number in range(3):
         try:
@@ -217,7 +228,7 @@ def _fill_streams() -> None:
 
 
 class _Unfailing(io.FileIO):
-    """A file that takes what it can't write, and drops it: a full disk, a pipe that nobody reads."""
+    """A file that drops what it can't write: on a full disk, to a pipe without a reader."""
 
     def write(self, data: Buffer, /) -> int:
         try:
@@ -227,7 +238,10 @@ class _Unfailing(io.FileIO):
 
 
 def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
-    """The exit code of `module.work(**arguments)`; a program of ours goes on in a fresh interpreter, if it can."""
+    """Return the exit code of `module.work(**arguments)`.
+
+    The program `poetopt` continues in a fresh interpreter, if possible, to free the memory of the parser.
+    """
     if not _OWN or not sys.executable:
         return module.work(**arguments)  # type: ignore[no-any-return]
     asked = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
@@ -235,12 +249,12 @@ def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
         stream.flush()
     os.dup2(sys.stderr.fileno(), 2)
     interrupts.check()
-    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.CODES)  # until the other one's handlers are there
+    signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.CODES)  # until the new interpreter has its handlers
     os.execv(sys.executable, [sys.executable, "-c", f"{PATHS}; from poetopt.cli.console import go_on; go_on()", asked])
 
 
 def go_on() -> NoReturn:
-    """The program that takes the place of the one that has parsed its arguments."""
+    """Run the command in the interpreter that `without_parser` started."""
     sys.path[:], name, wanted, arguments = json.loads(sys.argv[1])
     own_the_process()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.CODES)
@@ -249,7 +263,7 @@ def go_on() -> NoReturn:
 
 
 def end(code: int) -> NoReturn:
-    """End the process, all being done and told: ending takes a moment, in which a signal would change the code."""
+    """End the process after all work. Signals are ignored meanwhile, as they would change the exit code."""
     interrupts.deafen()
     if interrupts.came() is None:
         atexit._run_exitfuncs()
@@ -257,10 +271,11 @@ def end(code: int) -> NoReturn:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process at once. Python would take a model of a million rows apart first, which takes it seconds.
+    """End the process at once.
 
-    It would wait for the thread of a solver that was told to stop, too, and tell of any Ctrl-C that it saw inside of
-    `exec`, though it was handled long ago.
+    Python would take seconds to free a model of a million rows. It would also wait for the thread of a stopped solver,
+    and
+    report a Ctrl-C inside `exec` that was handled before.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -269,7 +284,7 @@ def leave(code: int) -> NoReturn:
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Run `command`; its exit code, or the one of the error that it ends in, which has been told on stderr."""
+    """Run a command and return its exit code, or that of its error, which is written to stderr."""
     aborts = (sys.modules["typer"].Abort,) if "typer" in sys.modules else ()
     try:
         code = command()
@@ -280,12 +295,12 @@ def guarded(command: Callable[[], int]) -> int:
         return _stopped()
     except BrokenPipeError:
         _silence_stdout()
-        # exit code of SIGPIPE in a shell: nobody reads the standard output. Files are written, nothing is told.
+        # Nobody reads stdout: end with the exit code of SIGPIPE in a shell, without a message.
         return 141
     except Exception as error:
         lacking = shortage.lack(error)
         if interrupts.came() is not None and not isinstance(error, (InfeasibleError, OSError)):
-            return _stopped()  # what libraries make of an interrupt, an import that failed for one
+            return _stopped()  # libraries turn an interrupt into other errors
         found = (lacking, ShortageError.exit_code) if lacking is not None else _message(error)
         if found is None:
             raise
@@ -297,7 +312,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _message(error: Exception) -> tuple[str, int] | None:
-    """What is said of an error, and its exit code; None of a defect, and where a traceback is asked for."""
+    """Return the message and the exit code of an error; None for a defect, or if a traceback is asked for."""
     traceback = bool(os.environ.get("POETOPT_TRACEBACK"))
     if isinstance(error, PoetError):
         return None if traceback and error.__cause__ is not None else (str(error), error.exit_code)
@@ -319,23 +334,23 @@ def _message(error: Exception) -> tuple[str, int] | None:
 
 
 def _stopped() -> int:
-    """Tell of the signal that ended the command; its exit code."""
-    interrupts.deafen()  # a second one must not cut the message off
+    """Report the signal that ended the command, and return its exit code."""
+    interrupts.deafen()  # a second signal must not cut off the message
     number = interrupts.came() or signal.SIGINT
     complain(interrupts.words(number))
     return interrupts.CODES[number]
 
 
 def _silence_stdout() -> None:
-    """Drop the rest of the buffer, which can't be written either: the interpreter must not try again at exit."""
-    with suppress(OSError):  # without a descriptor that is left, `leave` tries once, in vain
+    """Drop the rest of stdout's buffer, which the interpreter would try to write again at exit."""
+    with suppress(OSError):  # without a free descriptor, `leave` tries once more and fails
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
 
 
 def _last_resort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A defect of poetopt: still one message, with what a report of it needs. POETOPT_TRACEBACK=1 shows it all."""
+    """Report a defect of poetopt in one message. POETOPT_TRACEBACK=1 shows the traceback."""
     if os.environ.get("POETOPT_TRACEBACK"):
         sys.__excepthook__(kind, error, trace)
         return

@@ -1,8 +1,8 @@
-"""`poetopt inspect` and `poetopt grad`: what a model consists of, and its training graph.
+"""`poetopt inspect` and `grad`: the contents of a model, and its training graph.
 
-`poetopt lora` and `poetopt quantize`: a language model made fit for training.
-
-`poetopt formulations`, `poetopt devices` and `poetopt zoo`: what there is to choose from.
+`poetopt lora` and `quantize` prepare a language model for training. `poetopt formulations`, `devices` and `zoo` list
+the
+choices.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def devices(
     ] = None,
     json: JsonOption = None,
 ) -> int:
-    """List the devices that are known, or show one with the sources of its figures."""
+    """List the known devices, or show one with the sources of its figures."""
     from poetopt.report.catalogue import device_document, device_lines, table_lines
 
     check_outputs([], {"--json": json})
@@ -112,7 +112,7 @@ def zoo(
     Option("merge", bool, False, "", "Put what pairs have learned into the weights beside them instead.", None),
 )  # fmt: skip
 def lora(model: ModelArgument, **options: Any) -> int:
-    """Write a network with LoRA's pairs beside some of its products: they alone are trained."""
+    """Add LoRA's pairs to some products of a network, so that only these are trained; or merge them."""
     from poetopt.frontends.proto import PARAMETERS
 
     out, merge = options.pop("out"), options.pop("merge")
@@ -139,7 +139,7 @@ def lora(model: ModelArgument, **options: Any) -> int:
     ),
 )  # fmt: skip
 def quantize(model: ModelArgument, **options: Any) -> int:
-    """Write a network whose matrices and tables are integers of 4 or 8 bits, to be frozen."""
+    """Write a network whose frozen matrices and tables are integers of 4 or 8 bits."""
     out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
     made = po.quantize(model, **options)
@@ -157,7 +157,7 @@ def inspect(
     json: JsonOption = None,
     **options: Any,
 ) -> int:
-    """Show what a model consists of and what training it takes, without solving anything."""
+    """Show what a model consists of and what its training needs, without solving anything."""
     check_outputs([model], {"--json": json})
     found = po.inspect(model, device=device, **options)
     write_json(found.to_dict(), json)
@@ -172,7 +172,7 @@ def grad(
     json: JsonOption = None,
     **options: Any,
 ) -> int:
-    """Write the training graph (forward, loss, backward, and updates with --optimizer) as one standard ONNX file."""
+    """Write the training graph (forward, loss, backward, and updates with --optimizer) as one ONNX file."""
     from poetopt.frontends.proto import save_model
     from poetopt.frontends.summary import summary
     from poetopt.report.layout import table

@@ -1,4 +1,4 @@
-"""`poetopt run`, `train`, `emit`, `restore`, `verify` and `show`: what is done with a plan."""
+"""`poetopt run`, `train`, `emit`, `restore`, `verify` and `show`: the uses of a plan."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
 
 @sharing(*RUNNING, ALLOW_SYMLINKS)
 def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-    """Execute a plan on onnxruntime, and compare every gradient with ordinary training, bit by bit.
+    """Execute a plan and compare every gradient with ordinary training, bit by bit.
 
-    The process that takes the steps holds the plan's memory, the interpreter and onnxruntime, and no more.
-    A plan of the runtime c is executed in C, on this machine or where --on says, and compared with the unscheduled step
-    on the same kernels and with onnxruntime; with --steps, that many steps are.
+    The process that takes the steps needs the plan's memory, Python and onnxruntime, and no more.
+    A plan of the runtime c runs in C, on this machine or where --on says. It is compared with the unscheduled step on
+    the
+    same kernels, and with onnxruntime.
     """
     names = ("dump", "steps", "lr", "momentum", "check", "meter", "workdir", "on")
     dump, steps, lr, momentum, check, meter, workdir, on = map(options.pop, names)
@@ -83,7 +84,7 @@ def _run_in_c(
     batch: Mapping[str, Any],
     json: str | None,
 ) -> int:
-    """Execute a step in C, or a course of steps: their number, learning rate and momentum."""
+    """Execute a step in C, or as many steps as `course` has; it holds learning rate and momentum too."""
     from poetopt.report import on_device as report
     from poetopt.report.execution import document
 
@@ -103,7 +104,7 @@ def _run_in_c(
 
 
 def _shown(document: Mapping[str, object], text: str, wrong: str, json: str | None) -> int:
-    """Write what a run showed, for programs or for people. Raises ExecutionError where something is wrong."""
+    """Write the results of a run, for programs and for people. Raises ExecutionError with the message `wrong`."""
     write_json(document, json)
     say(text, unless=[json])
     if wrong:
@@ -112,7 +113,7 @@ def _shown(document: Mapping[str, object], text: str, wrong: str, json: str | No
 
 
 def _every(check: str | None, steps: int | None) -> int | None:
-    """Each how-manieth step is compared; None: none. Raises OptionError."""
+    """Return the distance of the steps that are compared; None: no step is. Raises OptionError."""
     if check in (None, "none"):
         return 1 if check is None and steps is None else None
     if check == "first":
@@ -180,7 +181,7 @@ def _training_command(file: str, plan: Plan, on: str = "") -> str:
 
 @sharing(*EMITTING, ALLOW_SYMLINKS)
 def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-    """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and how to build it."""
+    """Write a plan of the runtime c as C99 without malloc: the step, its kernels, an example, and a README."""
     from poetopt.report.on_device import emitted_text
 
     check_outputs([plan, options["model"]], {"--json": json})
@@ -202,7 +203,7 @@ def restore(
     ],
     **options: Any,
 ) -> int:
-    """Write the network that a program of emit has learned and saved (po_save): the newest whole generation."""
+    """Write the network that an emitted program has trained and saved (po_save), from a copy of its storage."""
 
     out, training_form = options.pop("out"), options.pop("training_mode")
     check_outputs([plan, options["model"], storage], {"-o": out})
@@ -215,10 +216,11 @@ def restore(
 
 @sharing(*VERIFYING, ALLOW_SYMLINKS)
 def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-    """Check a plan again: simulate it, and compute costs, workspaces and report anew from model, device and profile.
+    """Check a plan again: simulate it, and recompute costs and report from model, device and profile.
 
-    A figure of the file that isn't the one computed again is code 5. What isn't there is listed as taken from the file.
-    --bound proves the bound again, without the solver's word.
+    A figure of the file that differs from the recomputed one ends with code 5. Facts that can't be recomputed are
+    listed.
+    --bound proves the bound again, without the solver.
     """
     no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
     check_outputs([plan, options["model"], options["profile"]], {"--json": json})
@@ -246,10 +248,11 @@ def _after_verifying(plan: str, found: Verification) -> str:
 
 @sharing(*TRAINING, METRICS, AUGMENT, ALLOW_SYMLINKS)
 def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-    """Train a network for epochs by a plan, with nothing beside the schedule, and write it as ONNX.
+    """Train a network for epochs by a plan, and write it as ONNX.
 
-    Ctrl-C ends it with a checkpoint, where there is a --checkpoint. With --on, all steps are one program in C, and what
-    is written are the parameters that came out of it.
+    Ctrl-C ends the training with a checkpoint, if there is a --checkpoint. With --on, all steps are one program in C,
+    whose
+    parameters are written.
     """
     return without_parser(training, {"plan": plan, "json": json, **options})
 
@@ -261,7 +264,7 @@ def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     ),
 )
 def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
-    """Show a schedule: as a page for the browser, a picture, or a text."""
+    """Show a schedule as a page for the browser, a picture, or a text."""
     out = options["out"]
     check_outputs([plan], {"-o": out, "--json": json}, texts=("-o", "--json"))
     shown = po.show(plan, **options)

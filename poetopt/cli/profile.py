@@ -1,4 +1,4 @@
-"""`poetopt profile`: measure this machine, or take in measurements of a board."""
+"""`poetopt profile`: measure this machine, or read measurements of a board."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from poetopt.util.units import parse_frequency, parse_watts
 def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Measure this machine with a model, for `solve --profile`: operators, storage, energy.
 
-    With --on: what the operators' instructions take on an emulated Cortex-M, in plans for kernels in C.
+    With --on: count the operators' instructions on an emulated Cortex-M, for plans of the runtime c.
     """
     from poetopt.api.problems import step_of
     from poetopt.backends.c.tracing import core
@@ -71,7 +71,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     else:
         from poetopt.backends.onnxruntime.profiling import machine
 
-        if older is not None:  # before the seconds that measuring takes
+        if older is not None:  # fail before measuring for seconds
             older.check_machine(machine(), out)
         with doing("measuring each kind of operator, and the storage"):
             found = training.profile(power_w=power_w, workdir=workdir)

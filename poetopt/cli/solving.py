@@ -1,7 +1,4 @@
-"""`poetopt compare` and `poetopt pareto`: methods side by side, and energy against RAM.
-
-`poetopt solve`: a model in, a plan with a proof out.
-"""
+"""`poetopt solve`, `sweep`, `compare`, `pareto` and `fit`: plans with proofs, alone and side by side."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
     write_json(report.to_dict(), json)
     if "-" not in (out, json):
         say(report.text(after=next_command(report.to_dict(), out)))
-    if report.warning and "-" in (out, json):  # the summary isn't shown
+    if report.warning and "-" in (out, json):  # the summary, which has the warning, isn't printed
         complain(f"warning: {report.warning}")
     return 0
 
@@ -80,7 +77,7 @@ def sweep(
     json: JsonOption = None,
     **options: Any,
 ) -> int:
-    """Run models x devices x budgets x deadlines x methods; killed and started again, it goes on where it was."""
+    """Solve all models x devices x budgets x deadlines x methods of a file; a restart resumes."""
     from poetopt.api.sweeps import ERROR
 
     check_outputs([file], {"-o": options["out"], "--json": json})
@@ -116,7 +113,7 @@ def sweep(
     Option("plans", str | None, None, "FOLDER", "Write every plan there, as METHOD-BUDGET.json, for `run`.", None),
 )  # fmt: skip
 def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
-    """Compare the schedulers of the literature with POET, on the same budgets, by the same simulator."""
+    """Compare the schedulers of the literature with POET: same budgets, same simulator."""
     out, plans = _picture(model, json, options), options.pop("plans")
     if plans is not None:
         if not plans:
@@ -148,7 +145,7 @@ def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     PICTURE,
 )
 def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
-    """Draw the least energy against RAM, refined where it bends, with what is proven of each point."""
+    """Draw the least energy against RAM, refined where it bends, with the proof of each point."""
     out = _picture(model, json, options)
     with _told() as told:
         try:
@@ -187,7 +184,7 @@ def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int
     ),
 )  # fmt: skip
 def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
-    """Show which batches fit which memory, and what a sample then takes: one table, some seconds a row."""
+    """Show which batches fit which memory, and what a sample costs."""
     from poetopt.api.comparing import what_fits
     from poetopt.report.comparison import fits_lines
     from poetopt.report.goals import CHEAP
@@ -220,7 +217,7 @@ def _solve_command(model: str, options: Mapping[str, Any]) -> str:
 
 
 def _picture(model: str, json: str | None, options: dict[str, Any]) -> str | None:
-    """The path of the picture that is asked for, taken out of the options, once it is known that it can be drawn."""
+    """Take the path of the picture out of the options, and return it if it can be drawn."""
     out: str | None = options.pop("out")
     check_outputs([model], {"-o": out, "--json": json})
     if out is not None:
@@ -232,7 +229,7 @@ def _picture(model: str, json: str | None, options: dict[str, Any]) -> str | Non
 
 @contextmanager
 def _told(first: str = "reading the model") -> Iterator[Callable[[str], None]]:
-    """A line on stderr that says what is being worked on, where stderr is a terminal."""
+    """Yield a function that shows the current work and its seconds on stderr, if that is a terminal."""
     begin = time.monotonic()
     with live_line(first) as tell:
         yield silent if tell is None else lambda text: tell(f"{time.monotonic() - begin:.0f} s  {text}")

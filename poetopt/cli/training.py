@@ -1,4 +1,4 @@
-"""The work of `poetopt train`, which runs without the command line's parser: that takes 13 MB beside the plan."""
+"""The work of `poetopt train`. It runs without the command line's parser, which takes 13 MB."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 NEAR = 1e-3
-"""Share of rows, or of a loss, by which two runtimes' sums may differ."""
+"""Share of rows, or of a loss, by which the sums of two runtimes may differ."""
 
 
 def work(plan: str, json: str | None, out: str, data: str, validate: str | None, **options: Any) -> int:
-    """Train, as the options of `poetopt train` of these names say; the exit code."""
+    """Train with the options of `poetopt train` and return the exit code."""
     where = {name: options.pop(name) for name in ("model", "allow_symlinks")}
     log, workdir, seed, optimizer = options["log"], options["workdir"], options["seed"], options["optimizer"]
     rates = {name: options[name] for name in ("lr", "momentum", "weight_decay", CLIP)}
@@ -98,7 +98,10 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
 
 
 def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told: Told) -> int:
-    """Number of rows on which the written file, alone, is what validation said; 0 where its outputs don't tell."""
+    """Return the rows on which the written file alone agrees with the validation; 0 if its outputs can't be compared.
+
+    Raises ExecutionError if they differ.
+    """
     from poetopt.api import apart
 
     said = next((one for one in ended.validations if one["epoch"] == ended.kept), None)
@@ -120,7 +123,7 @@ def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told
 
 
 def _kept(trainer: Trainer, ended: Trained) -> str:
-    """The place of the trained parameters, though they couldn't be written as ONNX."""
+    """Return where the trained parameters are, if they couldn't be written as ONNX."""
     if ended.checkpoint:
         return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
     try:
@@ -168,7 +171,7 @@ def _train_in_c(
 def _prepared(
     plan: str, where: Mapping[str, Any], workdir: str | None, check: bool, evaluates: bool, told: Told
 ) -> Iterator[Prepared]:
-    """The step, made ready in a process of its own, and compared with ordinary training there where that is asked."""
+    """Yield the step, prepared and, if asked for, compared with ordinary training, in another process."""
     from poetopt.api import apart
 
     try:
@@ -186,8 +189,8 @@ def _prepared(
 
 
 def check_optimizer(has: str, asked: str | None, plan: str) -> None:
-    """Raise OptionError where another optimizer is asked for than the plan's step has."""
-    if asked is None or asked == has or (asked, has) == ("sgd", "none"):  # plain descent
+    """Raise OptionError if the requested optimizer isn't that of the plan's step."""
+    if asked is None or asked == has or (asked, has) == ("sgd", "none"):
         return
     what = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
     remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"

@@ -1,4 +1,4 @@
-"""Devices, and what operators cost on them: seconds and joules by the device, bytes by its runtime."""
+"""Devices, and costs of operators on them: seconds and joules depend on the device, bytes on its runtime."""
 
 from poetopt.devices.cost import cost
 from poetopt.devices.loading import device, names

@@ -20,39 +20,49 @@ _AMOUNT = re.compile(r"\s*([0-9.eE+-]+)\s*(\S+)\s*\Z")
 
 
 def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The whole table of the file `path`, which says `own` over the whole table `base`.
+    """Return the table of the file `path` on top of its base.
 
-    Raises DeviceError for a figure that is neither a table nor `"4 GiB"` nor a number.
+    Parameters
+    ----------
+    own
+        Table of the file itself.
+    base
+        Complete table of the device or file that it is based on.
+
+    Raises
+    ------
+    DeviceError
+        For a figure that is neither a table nor `"4 GiB"` nor a number.
     """
     name = str(base.get("name"))
     figures = own.get("figures", {})
     if not isinstance(figures, dict):
         raise DeviceError(f"{path}: figures: must be tables, as in [figures.ram_bytes]")
-    said = {"kind": "estimate", "source": f"given in {path.name}, which is based on {name}"}
+    default_source = {"kind": "estimate", "source": f"given in {path.name}, which is based on {name}"}
     inherited = base.get("figures", {})
     changed = {
-        figure: {**said, **_unit_of(inherited.get(figure)), **_table(figure, entry, path)}
+        figure: {**default_source, **_unit_of(inherited.get(figure)), **_figure_table(figure, entry, path)}
         for figure, entry in figures.items()
     }
-    found = {**base, **own, "figures": {**inherited, **changed}}
+    result = {**base, **own, "figures": {**inherited, **changed}}
     if "dma" in own:
         dma = own["dma"] if isinstance(own["dma"], dict) else {"value": own["dma"]}
-        found["dma"] = {**said, **dma}
+        result["dma"] = {**default_source, **dma}
     names = [*changed, *(["dma"] if "dma" in own else [])]
-    but = f", but for {', '.join(names)}" if names else ""
-    found["name"] = own.get("name", path.stem)
-    found["description"] = own.get("description", f"as {name}{but}")
-    found["notes"] = [f"based on {name}: its figures{but}", *base.get("notes", []), *own.get("notes", [])]
-    found["aliases"] = own.get("aliases", [])
-    del found["base"]
-    return found
+    exceptions = f", but for {', '.join(names)}" if names else ""
+    result["name"] = own.get("name", path.stem)
+    result["description"] = own.get("description", f"as {name}{exceptions}")
+    result["notes"] = [f"based on {name}: its figures{exceptions}", *base.get("notes", []), *own.get("notes", [])]
+    result["aliases"] = own.get("aliases", [])
+    del result["base"]
+    return result
 
 
 def _unit_of(figure: object) -> dict[str, Any]:
     return {"unit": figure["unit"]} if isinstance(figure, dict) and "unit" in figure else {}
 
 
-def _table(name: str, entry: object, path: Path) -> dict[str, Any]:
+def _figure_table(name: str, entry: object, path: Path) -> dict[str, Any]:
     if isinstance(entry, dict):
         return entry
     if isinstance(entry, int | float) and not isinstance(entry, bool):
@@ -63,45 +73,51 @@ def _table(name: str, entry: object, path: Path) -> dict[str, Any]:
             return {"value": read_number(match[1]), "unit": match[2]}
     except ValueError:
         pass
-    raise DeviceError(f'{path}: figures.{name}: {entry!r} is no figure; write it as "4 GiB", or as a table')
+    raise DeviceError(f'{path}: figures.{name}: {entry!r} is no figure. Write it as "4 GiB", or as a table')
 
 
 FIRST = ("value", "unit", "kind", "source")
 CATALOGUE = Path(__file__).parent / "catalogue"
-"""One TOML file a device; a file put there is a device."""
+"""Folder with one TOML file per device; a file that is added is a device."""
 
 
 def names() -> tuple[str, ...]:
-    """Names of the catalogue's devices, sorted."""
+    """Return the names of the catalogue's devices, sorted."""
     return tuple(sorted(path.stem for path in CATALOGUE.glob("*.toml")))
 
 
 @cache
 def aliases() -> Mapping[str, str]:
-    """Other names of the catalogue's devices, as their files list them: alias -> name."""
-    found = {}
+    """Return other names of the catalogue's devices: alias -> name."""
+    by_alias = {}
     for name in names():
-        for alias in _toml(CATALOGUE / f"{name}.toml").get("aliases", ()):
-            found[alias] = name
-    return found
+        for alias in _read_toml(CATALOGUE / f"{name}.toml").get("aliases", ()):
+            by_alias[alias] = name
+    return by_alias
 
 
 def canonical(name: str) -> str | None:
-    """The name in the catalogue that `name` or an alias stands for, in any case; None where there is none."""
-    plain = re.sub(r"[\s_]+", "-", name.strip().lower())
-    return plain if plain in names() else aliases().get(plain)
+    """Return the catalogue's name for `name` or an alias, in any case; None if there is none."""
+    normalized = re.sub(r"[\s_]+", "-", name.strip().lower())
+    return normalized if normalized in names() else aliases().get(normalized)
 
 
 def device(name_or_path: str | os.PathLike[str]) -> Device:
-    """The device of that name or alias in the catalogue, or the one that a TOML file of yours describes.
+    """Return the device with that name or alias in the catalogue, or the one that a TOML file describes.
 
-    What has a suffix (`.toml`) or holds a directory separator is a path; anything else is a name, in any case.
+    Parameters
+    ----------
+    name_or_path
+        With a suffix (`.toml`) or a directory separator a path; otherwise a name, in any case.
 
-    Raises `DeviceError` for an unknown name (with the closest ones), a file that can't be read, and a
-    description that is incomplete or nonsense (each fault with its place in the file).
+    Raises
+    ------
+    DeviceError
+        For an unknown name (the message has the closest ones), a file that can't be read, and an incomplete or invalid
+        description (the message has each fault with its place in the file).
     """
-    path = _place_of(name_or_path)
-    table = _whole(path)
+    path = _find_file(name_or_path)
+    table = _load_with_base(path)
 
     from pydantic import ValidationError
 
@@ -110,20 +126,22 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
     try:
         return DeviceTable.model_validate(table).device()
     except ValidationError as error:
-        faults = [f"{_place(fault['loc'])}{fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
+        faults = [
+            f"{_location_text(fault['loc'])}{fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()
+        ]
         raise DeviceError(
-            f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source; "
-            'base = "a72" takes what is missing from there'
+            f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source. "
+            'base = "a72" inherits all that is missing from that device'
         ) from error
 
 
 def is_path(name_or_path: str | os.PathLike[str]) -> bool:
-    """Says whether `device` takes it for a file's path."""
+    """Return whether `device` takes it for the path of a file."""
     text = os.fspath(name_or_path)
     return isinstance(name_or_path, Path) or os.sep in text or bool(Path(text).suffix)
 
 
-def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
+def _find_file(name_or_path: str | os.PathLike[str]) -> Path:
     text = os.fspath(name_or_path)
     if is_path(name_or_path):
         return Path(text)
@@ -135,13 +153,13 @@ def _place_of(name_or_path: str | os.PathLike[str]) -> Path:
     meant = [one for one in near(text, (*known, *aliases()), most=3) if _is_spelled_like(text, one)]
     close = [*beside, *dict.fromkeys(aliases().get(name, name) for name in meant)]
     if close:
-        hint = f"did you mean {' or '.join(close)}?"
+        hint = f"Did you mean {' or '.join(close)}?"
     elif kin := _of_its_kind(text):
-        hint = f"it isn't in the catalogue, which has {', '.join(kin)} of its kind;"
+        hint = f"The catalogue has {', '.join(kin)} of its kind."
     else:
-        hint = f"The catalogue has {', '.join(known)};"
+        hint = f"The catalogue has {', '.join(known)}."
     raise DeviceError(
-        f"unknown device {text!r}: {hint} `poetopt devices` lists all; a TOML file of your own is given by its path "
+        f"unknown device {text!r}. {hint} `poetopt devices` lists all. Give a TOML file of your own by its path "
         "(`./my-board.toml`)"
     )
 
@@ -167,9 +185,9 @@ def _of_its_kind(text: str) -> list[str]:
     return sorted(set(found))
 
 
-def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """The table in the file `path`, over that of its base. `above` are the files whose base it is."""
-    table = _toml(path, named_by_file=bool(above))
+def _load_with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return the table of the file `path` on top of its base. `above` has the files whose base it is."""
+    table = _read_toml(path, named_by_file=bool(above))
     if "base" not in table:
         return table
     base = table["base"]
@@ -177,26 +195,26 @@ def _whole(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise DeviceError(f'{path}: base: must be a device\'s name or a file, as in base = "a72"')
     chain = (*above, path)
     try:
-        place = _place_of(base)
-        place = place if place.parent == CATALOGUE else path.parent / place
-        if place.resolve() in [file.resolve() for file in chain]:
-            ring = " -> ".join(str(file) for file in (*chain, place))
-            raise DeviceError(f"it leads back to where it began ({ring}); name a device of the catalogue")
-        inherited = _whole(place, chain)
+        base_path = _find_file(base)
+        base_path = base_path if base_path.parent == CATALOGUE else path.parent / base_path
+        if base_path.resolve() in [file.resolve() for file in chain]:
+            cycle = " -> ".join(str(file) for file in (*chain, base_path))
+            raise DeviceError(f"the chain of bases is a circle ({cycle}). Name a device of the catalogue")
+        inherited = _load_with_base(base_path, chain)
     except DeviceError as error:
         raise error if "base: " in str(error) else DeviceError(f"{path}: base: {error}") from error
     return overlaid(table, inherited, path)
 
 
-def _toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
+def _read_toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
     if path.suffix in (".onnx", ".json"):
         raise DeviceError(
-            f"{path}: a model, no device; the order is MODEL --device DEVICE, as in net.onnx --device a72"
+            f"{path}: a model, not a device. The order is MODEL --device DEVICE, as in net.onnx --device a72"
         )
     try:
         text = read_text(path, TABLE_BYTES, named_by_file=named_by_file)
     except (OSError, UnicodeDecodeError) as error:
-        reason = _unreadable(path, error)
+        reason = _describe_read_error(path, error)
         raise DeviceError(
             f"{path}: {reason}. Give the path of a TOML file, or a name that `poetopt devices` lists"
         ) from error
@@ -206,7 +224,7 @@ def _toml(path: Path, *, named_by_file: bool = False) -> dict[str, Any]:
         raise DeviceError(f"{path}: not valid TOML: {error}. Start from base = 'a72'") from error
 
 
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
+def _describe_read_error(path: Path, error: OSError | UnicodeDecodeError) -> str:
     if isinstance(error, UnicodeDecodeError):
         return "the device file can't be read: it is not UTF-8 text"
     if not isinstance(error, FileNotFoundError):
@@ -216,5 +234,5 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> str:
     return "no such file" + (f" (did you mean {' or '.join(close)}?)" if close else "")
 
 
-def _place(location: tuple[int | str, ...]) -> str:
+def _location_text(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) + ": " if location else ""

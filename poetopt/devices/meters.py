@@ -1,13 +1,13 @@
-"""Meters of energy: counters of the processor, sensors of the board, a bench supply's table.
+"""Energy meters: counters of the processor, sensors of the board, the table of a bench supply.
 
-| `--meter` | what it reads |
+| `--meter` | source |
 |---|---|
-| rapl | the processor packages' counters in /sys/class/powercap |
+| rapl | counters of the processor packages in /sys/class/powercap |
 | hwmon, hwmon:LABEL | an INA2xx or INA3221 in /sys/class/hwmon, a channel of it |
-| pmic | what a Raspberry Pi 5's power controller measures (`vcgencmd pmic_read_adc`), the sum of its rails |
+| pmic | the power controller of a Raspberry Pi 5 (`vcgencmd pmic_read_adc`), the sum of its rails |
 | FILE.csv | columns `time` (seconds since 1970, or ISO 8601) and `power` in W, or `voltage` and `current` in V and A |
 
-A sensor and a table are integrated by trapezoids; all that the board draws while it waits counts too.
+A sensor and a table are integrated by trapezoids. They include the energy that the board draws while it waits.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ from poetopt.util.units import show_joules
 
 POWERCAP, HWMON = Path("/sys/class/powercap"), Path("/sys/class/hwmon")
 EVERY_S = 0.02
-"""Between two readings of a sensor."""
+"""Seconds between two readings of a sensor."""
 PMIC = ("vcgencmd", "pmic_read_adc")
 RAIL = re.compile(r"^\s*(\w+)_[AV]\s+(current|volt)\(\d+\)=([\d.]+)[AV]\s*$", re.M)
 SENSORS = ("ina209", "ina219", "ina220", "ina226", "ina228", "ina230", "ina231", "ina238", "ina260", "ina3221")
 
 
 class Meter(Protocol):
-    """Measures energy between `start` and `stop`, which may come several times.
+    """Protocol of a meter of the energy between `start` and `stop`, which may be called several times.
 
+    Attributes
+    ----------
     name
-        What summaries call it.
+        Name in summaries.
     """
 
     name: str
@@ -58,19 +60,21 @@ class Meter(Protocol):
     def stop(self) -> None: ...
 
     def joules(self) -> float:
-        """All of it so far. Raises ModelError where what it reads doesn't say."""
+        """Return the joules of all intervals so far. Raises ModelError if the source doesn't have them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Metered(Figures):
-    """Joules that were measured, beside those that were planned.
+    """Measured joules beside planned joules.
 
+    Attributes
+    ----------
     meter, steps
-        What measured them, and in how many steps.
+        Name of the meter, and the number of steps.
     measured_j, planned_j
-        Of all of these steps; measured ones are None where the meter doesn't say, and count what is drawn in waiting.
+        Joules of all these steps. Measured ones are None if the meter has none, and include waiting.
     fault
-        Why there are none.
+        Reason for missing joules.
     """
 
     meter: str
@@ -81,7 +85,7 @@ class Metered(Figures):
 
     @classmethod
     def of(cls, meter: Meter, steps: int, step_j: float) -> Metered:
-        """The find of a meter in `steps` steps that were planned to take `step_j` each."""
+        """Return the result of a meter for `steps` steps that were planned to take `step_j` each."""
         planned_j = steps * step_j
         try:
             return cls(meter=meter.name, steps=steps, measured_j=meter.joules(), planned_j=planned_j)
@@ -99,7 +103,7 @@ class Metered(Figures):
 
 
 class Counter:
-    """The processor packages' energy counters (RAPL), where the system lets them be read."""
+    """Energy counters of the processor packages (RAPL), if the system allows reading them."""
 
     name = "rapl"
 
@@ -111,14 +115,14 @@ class Counter:
 
     @classmethod
     def open(cls, root: Path = POWERCAP) -> Counter | None:
-        """The counters of all packages, or None."""
+        """Return the counters of all packages, or None."""
         files = [folder / "energy_uj" for folder in sorted(root.glob("intel-rapl:*")) if folder.name.count(":") == 1]
         with suppress(OSError, ValueError):
             return cls(files) if files else None
         return None
 
     def counted(self) -> float:
-        """Joules since the counter was opened; to be read at least once an hour, as counters start anew."""
+        """Return the joules since the counter was opened; call it at least hourly, because counters wrap around."""
         now = [int(file.read_text()) for file in self.files]
         for after, before, limit in zip(now, self._last, self.ranges, strict=True):
             self._sum += (after - before if after >= before else after - before + limit) * 1e-6
@@ -126,74 +130,76 @@ class Counter:
         return self._sum
 
     def idle_w(self) -> float:
-        """Watts while this process sleeps."""
+        """Return the watts while this process sleeps."""
         before, start = self.counted(), time.perf_counter()
         time.sleep(0.5)
         return (self.counted() - before) / (time.perf_counter() - start)
 
     def start(self) -> None:
-        """See `Meter`."""
+        """Begin an interval."""
         self._began = self.counted()
 
     def stop(self) -> None:
-        """See `Meter`."""
+        """End the interval."""
         self._metered += self.counted() - self._began
 
     def joules(self) -> float:
-        """See `Meter`."""
+        """Return the joules of all intervals so far."""
         return self._metered
 
 
 class Sensor:
-    """A power sensor that is read every now and then, in a thread.
+    """A power sensor that a thread reads at intervals.
 
+    Parameters
+    ----------
     name
-        Its chip and channel.
+        Chip and channel.
     watts
-        Reads it. Raises OSError or ValueError where it can't.
+        Function that reads it. Raises OSError or ValueError on failure.
     every_s
-        Between two readings.
+        Seconds between two readings.
     """
 
     def __init__(self, name: str, watts: Callable[[], float], every_s: float = EVERY_S) -> None:
         self.name, self._watts, self._every_s = name, watts, every_s
         self._sum = 0.0
-        self._ended = threading.Event()
+        self._stop_event = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """See `Meter`."""
-        self._ended.clear()
+        """Begin an interval."""
+        self._stop_event.clear()
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """See `Meter`."""
-        self._ended.set()
+        """End the interval."""
+        self._stop_event.set()
         if self._thread is not None:
             self._thread.join()
 
     def joules(self) -> float:
-        """See `Meter`."""
+        """Return the joules of all intervals so far."""
         return self._sum
 
     def _read(self) -> None:
-        at, power, ending = 0.0, math.nan, False
+        last_time, power, ending = 0.0, math.nan, False
         while True:
-            with suppress(OSError, ValueError):  # a bus that is busy
-                now, found = time.perf_counter(), self._watts()
-                self._sum += 0.0 if math.isnan(power) else (now - at) * (power + found) / 2
-                at, power = now, found
+            with suppress(OSError, ValueError):  # the bus may be busy
+                now, watts = time.perf_counter(), self._watts()
+                self._sum += 0.0 if math.isnan(power) else (now - last_time) * (power + watts) / 2
+                last_time, power = now, watts
             if ending:
                 return
-            ending = self._ended.wait(self._every_s)
+            ending = self._stop_event.wait(self._every_s)
 
 
 class Table:
-    """A bench supply's readings, in a file that others write: it is read at the end.
+    """Readings of a bench supply in a file that another program writes; the file is read at the end.
 
-    What is there in the beginning is read too, and must have a reading: those of a training begin before its steps.
-    Raises ModelError.
+    A file that exists at the beginning is checked and must have a reading, because the readings must begin before the
+    first step. Raises ModelError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -204,21 +210,22 @@ class Table:
         self._began = 0.0
 
     def start(self) -> None:
-        """See `Meter`."""
+        """Begin an interval."""
         self._began = time.time()
 
     def stop(self) -> None:
-        """See `Meter`."""
+        """End the interval."""
         self._spans.append((self._began, time.time()))
 
     def joules(self) -> float:
-        """See `Meter`."""
+        """Return the joules of all intervals so far."""
         times, watts = self._readings()
         if not self._spans:
             return 0.0
         if len(times) < 2 or self._spans[0][0] < times[0] or self._spans[-1][1] > times[-1]:
             raise ModelError(
-                f"{self._path}: its readings don't begin before the steps and end behind them; is its clock this one's?"
+                f"{self._path}: its readings don't cover all steps. Start them before the steps, end them after, and "
+                "use one clock"
             )
         total = 0.0
         for start, end in self._spans:
@@ -228,21 +235,23 @@ class Table:
         return total
 
     def _readings(self) -> tuple[np.ndarray, np.ndarray]:
-        """Seconds since 1970, and watts, in order."""
+        """Return seconds since 1970 and watts, in order of time."""
         try:
             text = read_text(self._path, TABLE_BYTES, encoding="utf-8-sig", named_by_file=True)
             rows = [row for row in csv.DictReader(io.StringIO(text)) if None not in row.values()]
             if not rows:
-                raise ValueError("it has no readings yet; start what writes it, or name a file that isn't there yet")
-            found = sorted((_seconds(row["time"]), _watts(row)) for row in rows)
+                raise ValueError(
+                    "it has no readings yet: start its writer first, or name a file that doesn't exist yet"
+                )
+            readings = sorted((_seconds(row["time"]), _watts(row)) for row in rows)
         except (OSError, ValueError, OverflowError, KeyError, csv.Error) as error:
             what = f"no column {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
             raise ModelError(
-                f"{self._path}: it is no table of readings ({what}); it has columns time (seconds since 1970, or ISO "
+                f"{self._path}: it is no table of readings ({what}). Give columns time (seconds since 1970, or ISO "
                 "8601) and power in W, or voltage and current"
             ) from error
-        both = np.array(found, np.float64)
-        return both[:, 0], both[:, 1]
+        columns = np.array(readings, np.float64)
+        return columns[:, 0], columns[:, 1]
 
 
 def _seconds(text: str) -> float:
@@ -262,7 +271,7 @@ def _watts(row: Mapping[str, str]) -> float:
 
 @contextmanager
 def metering(meter: Meter | None) -> Iterator[None]:
-    """Measures what is done meanwhile, where there is a meter."""
+    """Measure the energy of the block if there is a meter."""
     if meter is None:
         yield
         return
@@ -274,7 +283,7 @@ def metering(meter: Meter | None) -> Iterator[None]:
 
 
 def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = HWMON) -> Meter:
-    """The meter of that name, or itself. Raises OptionError where it isn't there."""
+    """Return the meter with that name, or `asked` itself if it is a meter. Raises OptionError if it isn't available."""
     if not isinstance(asked, str):
         return asked
     kind, _, label = asked.partition(":")
@@ -282,75 +291,77 @@ def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = H
         found = Counter.open(powercap)
         if found is None:
             raise OptionError(
-                f"--meter rapl: {powercap} has no counter that may be read; as root: chmod a+r "
+                f"--meter rapl: {powercap} has no readable counter. Allow reading as root: chmod a+r "
                 f"{powercap}/intel-rapl:*/energy_uj"
             )
         return found
     if kind == "hwmon":
-        return _sensor(asked, label, _channels(hwmon), hwmon)
+        return _open_sensor(asked, label, _find_channels(hwmon), hwmon)
     if asked == "pmic":
         try:
-            _rails()
+            _rail_watts()
         except (OSError, ValueError) as error:
             raise OptionError(
                 f"--meter pmic: `{' '.join(PMIC)}` of a Raspberry Pi 5 doesn't answer ({error})"
             ) from error
-        # the same of the power controller: each is a process of its own
-        return Sensor(asked, _rails, 0.25)
+        # Each reading of the power controller starts a process, so it is read less often.
+        return Sensor(asked, _rail_watts, 0.25)
     if asked.endswith(".csv"):
         return Table(Path(asked))
-    raise OptionError(f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or a table of readings, FILE.csv")
+    raise OptionError(
+        f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or the table of a bench supply, FILE.csv"
+    )
 
 
-def _rails() -> float:
-    """Watts of all rails of which the power controller tells both current and voltage."""
-    told = subprocess.run(PMIC, capture_output=True, text=True, check=False).stdout
-    found: dict[str, dict[str, float]] = {}
-    for rail, what, value in RAIL.findall(told):
-        found.setdefault(rail, {})[what] = float(value)
-    both = [rail["current"] * rail["volt"] for rail in found.values() if len(rail) == 2]
-    if not both:
-        raise ValueError(f"it says {shortened(' '.join(told.split())) or 'nothing'}")
-    return sum(both)
+def _rail_watts() -> float:
+    """Return the watts of all rails that report both current and voltage."""
+    output = subprocess.run(PMIC, capture_output=True, text=True, check=False).stdout
+    rails: dict[str, dict[str, float]] = {}
+    for rail, quantity, value in RAIL.findall(output):
+        rails.setdefault(rail, {})[quantity] = float(value)
+    watts = [rail["current"] * rail["volt"] for rail in rails.values() if len(rail) == 2]
+    if not watts:
+        raise ValueError(f"its output is {shortened(' '.join(output.split())) or 'nothing'}")
+    return sum(watts)
 
 
-def _sensor(asked: str, label: str, channels: Mapping[str, Callable[[], float]], root: Path) -> Meter:
+def _open_sensor(asked: str, label: str, channels: Mapping[str, Callable[[], float]], root: Path) -> Meter:
     if not channels:
-        raise OptionError(f"--meter {asked}: {root} has no {', '.join(SENSORS[1:4])} or INA3221 that can be read")
+        raise OptionError(f"--meter {asked}: {root} has no readable {', '.join(SENSORS[1:4])} or INA3221")
     chosen = [name for name in channels if label in ("", name, name.partition(" ")[2])]
     if len(chosen) != 1:
         example = f"--meter 'hwmon:{next(iter(channels))}'"
-        raise OptionError(f"--meter {asked}: say which channel, as in {example}; there are {', '.join(channels)}")
+        raise OptionError(f"--meter {asked}: name a channel, as in {example}. There are {', '.join(channels)}")
     return Sensor(chosen[0], channels[chosen[0]])
 
 
-def _channels(root: Path) -> dict[str, Callable[[], float]]:
-    """Readers of the watts of each channel, by chip and label."""
-    found: dict[str, Callable[[], float]] = {}
+def _find_channels(root: Path) -> dict[str, Callable[[], float]]:
+    """Return functions that read the watts of each channel, by chip and label."""
+    readers: dict[str, Callable[[], float]] = {}
     for folder in sorted(root.glob("hwmon*")):
         with suppress(OSError):
             chip = (folder / "name").read_text().strip()
             if chip not in SENSORS:
                 continue
             if (folder / "power1_input").exists():
-                found[f"{chip} {folder.name}"] = lambda file=folder / "power1_input": _number(file) * 1e-6  # type: ignore[misc]
+                readers[f"{chip} {folder.name}"] = lambda file=folder / "power1_input": _read_number(file) * 1e-6  # type: ignore[misc]
                 continue
             for k in (1, 2, 3):
                 pair = folder / f"in{k}_input", folder / f"curr{k}_input"
-                if all(map(_readable, pair)):
+                if all(map(_is_readable, pair)):
                     label = folder / f"in{k}_label"
                     name = label.read_text().strip() if label.exists() else f"{folder.name}-{k}"
-                    found[f"{chip} {name}"] = lambda pair=pair: _number(pair[0]) * _number(pair[1]) * 1e-6  # type: ignore[misc]
-    return found
+                    readers[f"{chip} {name}"] = lambda pair=pair: _read_number(pair[0]) * _read_number(pair[1]) * 1e-6  # type: ignore[misc]
+    return readers
 
 
-def _number(file: Path) -> float:
+def _read_number(file: Path) -> float:
     return read_number(file.read_text())
 
 
-def _readable(file: Path) -> bool:
+def _is_readable(file: Path) -> bool:
     try:
-        _number(file)
+        _read_number(file)
     except (OSError, ValueError):
         return False
     return True

@@ -1,6 +1,6 @@
-"""A device: what its computing and its storage cost, in seconds and joules.
+"""A device: costs of its computing and its storage, in seconds and joules.
 
-Plain data and four formulas. Where the figures come from stays with them: `Device.figures`.
+Plain data and four formulas. `Device.figures` has the source of each figure.
 """
 
 from __future__ import annotations
@@ -16,25 +16,28 @@ from poetopt.util.text import shown
 
 
 class Kind(StrEnum):
-    """Says how a figure is known."""
+    """Origin of a figure."""
 
     MEASURED = "measured"
-    """Somebody ran it on the hardware, and the source says who."""
+    """Measured on the hardware; the source says by whom."""
     DATASHEET = "datasheet"
-    """The vendor's document says so."""
+    """From a document of the vendor."""
     ESTIMATE = "estimate"
-    """An educated guess; the source says from what."""
+    """Estimated; the source says from what."""
     DERIVED = "derived"
     """Computed from figures named in the source."""
     PAPER = "paper"
-    """The paper authors' released constant, verbatim."""
+    """Constant that the paper's authors released, verbatim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a device with its pedigree.
+    """One number of a device with its source.
 
-    value is in SI base units (B, B/s, FLOP/s, FLOP/J, W, s); a boolean for `dma`, whose unit is empty.
+    Attributes
+    ----------
+    value
+        Value in SI base units (B, B/s, FLOP/s, FLOP/J, W, s); a boolean for `dma`, whose unit is empty.
     """
 
     name: str
@@ -48,22 +51,24 @@ class Figure:
 class Storage:
     """Flash or an SD card to page to. A transfer takes latency + bytes / rate seconds, in whole blocks.
 
+    Attributes
+    ----------
     power_w
-        Watts of the storage while it transfers.
+        Watts of the storage during a transfer.
     cpu_power_w
-        Watts of the CPU that a transfer is charged with: the CPU's active power where it copies byte by byte, 0
-        where a DMA engine does it.
+        Watts of the CPU that a transfer is charged with: the CPU's active power if it copies byte by byte, 0 if a DMA
+        engine does.
     capacity_bytes
-        Size, or None where it is not known.
+        Size, or None if unknown.
     block_bytes
-        What it reads and writes at once: a transfer moves whole blocks.
+        Size of the blocks that it reads and writes: a transfer moves whole blocks.
     erase_bytes
-        What flash erases at once before it is written anew: a number of blocks; 1 where nothing has to be.
+        Size of the blocks that flash erases before writing, a multiple of `block_bytes`; 1 if it doesn't erase.
     bus_bytes_per_s
-        What the bus to it can carry at most, or None where it is not known; the rates are not above it.
+        Maximum rate of its bus, or None if unknown; the transfer rates don't exceed it.
     wake_j
-        Joules of powering it on and off again, for each run of transfers without a pause. The paper (section 5.5) has
-        it dominate; 0 where it is not known.
+        Joules of powering it on and off again, for each run of transfers without a pause. The paper (section 5.5)
+        assumes that it dominates; 0 if unknown.
     """
 
     page_in_latency_s: float
@@ -79,7 +84,7 @@ class Storage:
     wake_j: float = 0.0
 
     def moved_bytes(self, nbytes: int) -> int:
-        """Bytes that a transfer of `nbytes` moves: whole blocks."""
+        """Return the bytes that a transfer of `nbytes` moves: whole blocks."""
         return -(-nbytes // self.block_bytes) * self.block_bytes
 
 
@@ -87,30 +92,32 @@ class Storage:
 class Device:
     """A machine to train on.
 
+    Attributes
+    ----------
     ram_bytes
-        All of its RAM.
+        Size of its RAM.
     flop_per_s
         Sustained single-precision rate.
     memory_bytes_per_s
-        Sustained RAM bandwidth, or None: then time is FLOPs / rate alone.
+        Sustained RAM bandwidth, or None: then time is FLOPs / rate.
     active_power_w
-        Watts while it computes, over what it draws idle (the figure's source says where it can't be told apart).
+        Watts of computing, above those of an idle device (the figure's source says if they can't be separated).
     flop_per_j
-        FLOPs a joule, or None. Where it is given, energy is FLOPs / flop_per_j, and the power counts only for
-        seconds that a profile measured.
+        FLOPs per joule, or None. If it is given, energy is FLOPs / flop_per_j, and the power counts only for seconds
+        that a profile measured.
     flash_bytes, flash_reserve_bytes
-        Flash that is mapped, so that it is read in place like RAM, or None where there is none; and what of it code
-        takes. Weights that nobody trains lie there at no RAM.
+        Flash that is mapped, so that it is read in place like RAM, or None if there is none; and the part of it that
+        code takes. Untrained weights are there and take no RAM.
     stack_bytes
-        RAM that the stack, interrupts and drivers take beside a step.
+        RAM of the stack, interrupts and drivers, in addition to that of a step.
     storage
-        What it pages to, or None: then schedules can only recompute.
+        Storage to page to, or None: then schedules can only recompute.
     dma
         Whether a transfer runs beside the CPU.
     runtime
-        What runs the operators: whose workspaces and reserve count. See `poetopt.ops.runtimes`.
+        Runtime of the operators, whose workspaces and reserve count. See `poetopt.ops.runtimes`.
     aliases
-        Other names that it is found by, where it is in the catalogue.
+        Other names of a device in the catalogue.
     """
 
     name: str
@@ -139,37 +146,37 @@ class Device:
         return f"<Device {shown(self.name)}: {shown(self.description)}>"
 
     def compute_s(self, work: Iterable[Work]) -> float:
-        """Seconds for nodes that run one after another: each takes the longer of its arithmetic and its traffic."""
+        """Return the seconds of nodes in sequence: each takes the longer of its arithmetic and its traffic."""
         if self.memory_bytes_per_s is None:
             return sum(node.flops for node in work) / self.flop_per_s
         return sum(max(node.flops / self.flop_per_s, node.nbytes / self.memory_bytes_per_s) for node in work)
 
     def compute_j(self, work: Iterable[Work]) -> float:
-        """Joules for the same: FLOPs / flop_per_j where that is known, else time x active power."""
+        """Return the joules of nodes in sequence: FLOPs / flop_per_j if known, else time x active power."""
         if self.flop_per_j is not None:
             return sum(node.flops for node in work) / self.flop_per_j
         return self.compute_s(work) * (self.active_power_w or 0.0)
 
     def page_in_s(self, nbytes: int) -> float:
-        """Seconds to read `nbytes` from storage; 0 without storage."""
+        """Return the seconds to read `nbytes` from storage; 0 without storage."""
         s = self.storage
         return s.page_in_latency_s + s.moved_bytes(nbytes) / s.page_in_bytes_per_s if s else 0.0
 
     def page_out_s(self, nbytes: int) -> float:
-        """Seconds to write `nbytes` to storage; 0 without storage."""
+        """Return the seconds to write `nbytes` to storage; 0 without storage."""
         s = self.storage
         return s.page_out_latency_s + s.moved_bytes(nbytes) / s.page_out_bytes_per_s if s else 0.0
 
     def page_in_j(self, nbytes: int) -> float:
-        """Joules to read `nbytes`: time x (storage power + the CPU power that the transfer is charged with)."""
+        """Return the joules to read `nbytes`: time x (storage power + CPU power charged to transfers)."""
         return self.page_in_s(nbytes) * self._transfer_power_w
 
     def page_out_j(self, nbytes: int) -> float:
-        """Joules to write `nbytes`."""
+        """Return the joules to write `nbytes`: time x (storage power + CPU power charged to transfers)."""
         return self.page_out_s(nbytes) * self._transfer_power_w
 
     def transfers(self, nbytes: int) -> Transfers:
-        """All four of a tensor of `nbytes`."""
+        """Return seconds and joules of reading and writing a tensor of `nbytes`."""
         return Transfers(
             page_in_s=self.page_in_s(nbytes),
             page_in_j=self.page_in_j(nbytes),

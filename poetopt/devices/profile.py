@@ -1,7 +1,7 @@
-"""Measured costs: a profile takes the place of a device's estimates wherever it has a figure.
+"""Measured costs: a profile replaces a device's estimates for the operators and the storage that it has figures of.
 
-A profile is a TOML file. Operators are keyed by their signature (`poetopt.ops.nodes`), so that one profile
-serves every model that has operators in common with it, and two profiles can be merged.
+A profile is a TOML file. Its operators are keyed by signature (`poetopt.ops.nodes`), so one profile serves all models
+that share operators with it, and two profiles can be merged.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from poetopt.util.files import TABLE_BYTES, parse_toml, read_text
 
 VERSION = 1
 SHOWN = 8
-"""How many operators that a profile lacks are named."""
+"""Maximum number of missing operators or faults that a message names."""
 AND_STORAGE = ", and the storage"
 NO_WAITING = ("no waiting for processors", "the processors were free")
-"""What `load` says of a machine that nothing else kept busy, now and in older profiles."""
+"""Values of `load` for an otherwise idle machine, now and in older profiles."""
 BY_HAND = "measurements from "
-"""So begins what a profile of files that people filled in calls its machine."""
+"""Prefix of the machine in a profile of files that people filled in."""
 MODELLED = "emulated "
-"""So begins what a profile of instruction counts calls it."""
+"""Prefix of the machine in a profile of instruction counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OperatorProfile:
-    """One operator as it was measured.
+    """Measured costs of one operator.
 
+    Attributes
+    ----------
     time_s, spread_s
         Median of its runs, and half the distance between their quartiles.
     runs
-        How many there were.
+        Number of runs.
     workspace_bytes
-        What its kernels allocate at once, or None where that was not measured.
+        Maximum bytes that its kernels allocate at once, or None if not measured.
     energy_j
         Joules of a run, or None: then time x power.
     """
@@ -57,10 +59,12 @@ class OperatorProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageProfile:
-    """Storage as it was measured: a transfer takes latency + bytes / rate seconds.
+    """Measured costs of a storage: a transfer takes latency + bytes / rate seconds.
 
+    Attributes
+    ----------
     power_w
-        Watts while it transfers, or None: then the device's.
+        Watts during a transfer, or None: then the device's.
     dma
         Whether transfers run beside the CPU.
     """
@@ -75,14 +79,16 @@ class StorageProfile:
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """Holds what was measured of a machine.
+    """Measurements of a machine.
 
+    Attributes
+    ----------
     about
-        How and on what: `machine`, `energy`, `threads`, ... in words.
+        Description of the measurement: `machine`, `energy`, `threads`, ...
     power_w
-        Watts of computing over idling, or None: then the device's.
+        Watts of computing above idling, or None: then the device's.
     operators
-        By signature.
+        Costs of operators by signature.
     """
 
     about: Mapping[str, str] = field(default_factory=dict)
@@ -91,31 +97,36 @@ class Profile:
     storage: StorageProfile | None = None
 
     def merged(self, newer: Profile) -> Profile:
-        """Both profiles as one; where both have a figure, the newer one's counts.
+        """Return both profiles as one; a figure of the newer one replaces the older one.
 
-        Raises DeviceError as `check_machine`.
+        Raises
+        ------
+        DeviceError
+            If they are of different machines (`check_machine`).
         """
         self.check_machine(newer.about.get("machine"))
         return Profile(
-            about=_merged_words(self, newer),
+            about=_merge_descriptions(self, newer),
             power_w=self.power_w if newer.power_w is None else newer.power_w,
             operators={**self.operators, **newer.operators},
             storage=newer.storage or self.storage,
         )
 
     def check_machine(self, machine: str | None, where: str = "the profile") -> None:
-        """Raise DeviceError, with `where`, if figures of `machine` can't stand beside these: they are of another one.
+        """Raise DeviceError, with `where`, if this profile has figures of another machine than `machine`.
 
-        Files that people filled in don't name their board, so that they go together, and with figures of no machine.
+        Files that people filled in don't name their board, so they agree with each other, and with figures of no
+        machine.
         """
         if not self.operators and self.storage is None and self.power_w is None:
             return
-        mine = self.about.get("machine")
-        if mine == machine or (_by_hand(mine) and _by_hand(machine)):
+        own_machine = self.about.get("machine")
+        if own_machine == machine or (_is_by_hand(own_machine) and _is_by_hand(machine)):
             return
         raise DeviceError(
-            f"{where}: its figures are of {mine or 'a machine without a name'}, and the new ones of "
-            f"{machine or 'a machine without a name'}: one profile holds one machine's; write them to another file (-o)"
+            f"{where}: its figures are of {own_machine or 'a machine without a name'}, but the new ones are of "
+            f"{machine or 'a machine without a name'}. A profile has one machine. Write the new figures to another "
+            "file (-o)"
         )
 
     @cached_property
@@ -124,7 +135,7 @@ class Profile:
         return hashlib.sha256(self.text().encode()).hexdigest()
 
     def text(self) -> str:
-        """The profile as TOML; operators in order of their signatures."""
+        """Return the profile as TOML; operators in order of their signatures."""
         lines = ["# Measured costs, for poetopt solve --profile. Times are medians in seconds.", f"version = {VERSION}"]
         if self.power_w is not None:
             lines.append(f"power_w = {self.power_w!r}")
@@ -137,17 +148,17 @@ class Profile:
 
 
 def load_profile(path: str | os.PathLike[str]) -> Profile:
-    """Read a profile. Raises DeviceError where it can't be read, or says what can't be."""
+    """Read a profile. Raises DeviceError if it can't be read or is invalid."""
     shown = os.fspath(path)
     try:
         table = parse_toml(read_text(path, TABLE_BYTES))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise DeviceError(
-            f"{shown}: the profile can't be read: {reason}; make one with poetopt profile MODEL"
+            f"{shown}: the profile can't be read: {reason}. Make one with poetopt profile MODEL"
         ) from error
     except ValueError as error:
-        raise DeviceError(f"{shown}: not valid TOML: {error}; make it again with poetopt profile MODEL") from error
+        raise DeviceError(f"{shown}: not valid TOML: {error}. Make it again with poetopt profile MODEL") from error
 
     from pydantic import ValidationError
 
@@ -161,67 +172,81 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 
 
 def with_profile(problem: Problem, device: Device, profile: Profile) -> Problem:
-    """The problem with measured costs wherever the profile has them.
+    """Return the problem with measured costs for the operators and the storage that the profile has.
 
+    Missing operators keep the estimate of the roofline, and a note names them.
+
+    Parameters
+    ----------
     problem
-        Made of a training graph on `device`, whose figures stay where the profile has none: missing operators keep the
-        roofline's time, and are told in a note.
+        Problem of a training graph on `device`, whose figures stay where the profile has none.
 
-    Raises DeviceError where the problem has no graph (a problem file): its operators have no signatures; and as
-    `measured_device`.
+    Raises
+    ------
+    DeviceError
+        If the problem has no graph (a problem file), since its operators have no signatures; and as `measured_device`.
     """
     graph = problem.graph
     if graph is None:
         raise DeviceError(
-            f"{problem.name}: a profile needs a network, and a problem file has none; leave out --profile"
+            f"{problem.name}: a profile needs a network, but a problem file has none. Leave out --profile"
         )
     power_w = _computing_w(device, profile)
     scheduled = [operator for operator in graph.operators if not operator.view]
     operators: list[ProblemOperator] = []
     missing: list[str] = []
-    takes = runtime(device.runtime)
-    kernels = 0
+    device_runtime = runtime(device.runtime)
+    kernel_bytes = 0
     for entry, operator in zip(problem.operators, scheduled, strict=True):
-        found = profile.operators.get(signature(operator, graph))
-        if found is not None:
-            energy_j = found.time_s * power_w if found.energy_j is None else found.energy_j
-            entry = replace(entry, time_s=found.time_s, energy_j=energy_j)
+        measured = profile.operators.get(signature(operator, graph))
+        if measured is not None:
+            energy_j = measured.time_s * power_w if measured.energy_j is None else measured.energy_j
+            entry = replace(entry, time_s=measured.time_s, energy_j=energy_j)
         else:
             missing.append(operator.name)
-        if found is not None and found.workspace_bytes is not None:
-            kernels = max(kernels, found.workspace_bytes)
+        if measured is not None and measured.workspace_bytes is not None:
+            kernel_bytes = max(kernel_bytes, measured.workspace_bytes)
         else:
-            kernels = max((kernels, *takes.workspace(operator, graph.tensors).kernel_bytes))
+            kernel_bytes = max((kernel_bytes, *device_runtime.workspace(operator, graph.tensors).kernel_bytes))
         operators.append(entry)
-    costed = replace(problem, operators=tuple(operators), reserve_bytes=takes.reserve_bytes(kernels))
+    costed = replace(problem, operators=tuple(operators), reserve_bytes=device_runtime.reserve_bytes(kernel_bytes))
     costed = _with_storage(costed, device, profile)
     return replace(costed, notes=(*costed.notes, *_notes(profile, len(operators), missing, power_w)))
 
 
 def measured_device(device: Device, profile: Profile) -> Device:
-    """`device` with the storage that the profile measured; itself where the profile has none.
+    """Return `device` with the storage that the profile measured; itself if the profile has none.
 
-    Whole blocks, capacity and waking stay the device's. A transfer beside the CPU is charged the storage's power, and
-    the CPU's only where the device charges that too; one that the CPU makes is charged both.
+    Block size, capacity and wake-up stay those of the device. A transfer beside the CPU is charged the storage's power,
+    and the CPU's only if the device charges that too. A transfer by the CPU is charged both.
 
-    Raises DeviceError where nothing tells the power of transfers: they would be free.
+    Raises
+    ------
+    DeviceError
+        If the power of transfers is unknown: they would be free.
     """
-    storage, own = profile.storage, device.storage
+    storage, device_storage = profile.storage, device.storage
     if storage is None:
         return device
-    charged_w = own.cpu_power_w if own is not None else 0.0
-    if not storage.dma:  # the CPU moves the bytes, so it is paid for meanwhile
+    charged_w = device_storage.cpu_power_w if device_storage is not None else 0.0
+    if not storage.dma:  # the CPU moves the bytes, so its power is charged
         charged_w = charged_w or _computing_w(device, profile)
     elif not device.dma:
         charged_w = 0.0
-    if storage.power_w is None and own is None and not charged_w:
+    if storage.power_w is None and device_storage is None and not charged_w:
         raise DeviceError(
-            f"{device.name} has no storage, and the profile's has no power: transfers would be free. Write power_w, in "
-            "watts, under [storage] in the profile, or take that section out"
+            f"{device.name} has no storage, and that of the profile has no power: transfers would be free. Write "
+            "power_w, in watts, under [storage] in the profile, or remove that section"
         )
-    power_w = storage.power_w if storage.power_w is not None else own.power_w if own is not None else 0.0
+    power_w = (
+        storage.power_w
+        if storage.power_w is not None
+        else device_storage.power_w
+        if device_storage is not None
+        else 0.0
+    )
     measured = replace(
-        own or Storage(0.0, 1.0, 0.0, 1.0, 0.0, 0.0),
+        device_storage or Storage(0.0, 1.0, 0.0, 1.0, 0.0, 0.0),
         page_in_latency_s=storage.page_in_latency_s,
         page_in_bytes_per_s=storage.page_in_bytes_per_s,
         page_out_latency_s=storage.page_out_latency_s,
@@ -232,27 +257,27 @@ def measured_device(device: Device, profile: Profile) -> Device:
     return replace(device, storage=measured, dma=storage.dma)
 
 
-def _by_hand(machine: str | None) -> bool:
+def _is_by_hand(machine: str | None) -> bool:
     return machine is None or machine.startswith(BY_HAND)
 
 
-def _waited(profile: Profile) -> int:
-    """Percent of the time of measuring for which others had the processors."""
+def _load_percent(profile: Profile) -> int:
+    """Return the percentage of the measuring time for which other processes had the processors."""
     found = re.search(r"(\d{1,9}) ?%", profile.about.get("load", ""))
     return int(found[1]) if found else 0
 
 
-def _merged_words(older: Profile, newer: Profile) -> Mapping[str, str]:
-    """Gives what both profiles say about themselves; words of a figure come from where the figure comes from."""
+def _merge_descriptions(older: Profile, newer: Profile) -> Mapping[str, str]:
+    """Return the descriptions of both profiles; the description of a figure comes with the figure."""
     about = {**older.about, **newer.about}
     if older.power_w is not None or newer.power_w is not None:
-        words = (older if newer.power_w is None else newer).about.get("energy")
-        about = {key: text for key, text in about.items() if key != "energy"} | ({"energy": words} if words else {})
-    if older.operators.keys() - newer.operators.keys() and _waited(older) > _waited(newer):
-        about["load"] = older.about["load"]  # figures of that time are still among them
-    mine, theirs = older.about.get("machine"), newer.about.get("machine")
-    if mine and theirs and mine != theirs:
-        files = [*mine.removeprefix(BY_HAND).split(", "), *theirs.removeprefix(BY_HAND).split(", ")]
+        energy = (older if newer.power_w is None else newer).about.get("energy")
+        about = {key: text for key, text in about.items() if key != "energy"} | ({"energy": energy} if energy else {})
+    if older.operators.keys() - newer.operators.keys() and _load_percent(older) > _load_percent(newer):
+        about["load"] = older.about["load"]  # some of its figures remain
+    old_machine, new_machine = older.about.get("machine"), newer.about.get("machine")
+    if old_machine and new_machine and old_machine != new_machine:
+        files = [*old_machine.removeprefix(BY_HAND).split(", "), *new_machine.removeprefix(BY_HAND).split(", ")]
         about["machine"] = BY_HAND + ", ".join(dict.fromkeys(files))
     return about
 
@@ -266,19 +291,19 @@ def _with_storage(problem: Problem, device: Device, profile: Profile) -> Problem
     notes = [note for note in problem.notes if note not in outdated] + list(storage_notes(measured, tensors))
     if device.storage is None and profile.storage.power_w is None:
         notes.append(
-            "the storage's own power is not known: transfers are charged the CPU's alone; power_w under [storage] in "
-            "the profile adds it"
+            "the storage's own power is unknown, so transfers are charged only the CPU's. Add power_w under [storage] "
+            "in the profile"
         )
     return replace(problem, tensors=tensors, paging=True, dma=measured.dma, notes=tuple(notes))
 
 
 def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float) -> list[str]:
     machine = profile.about.get("machine", "")
-    known = f"{_head(machine)}{_share(count - len(missing), count)}"
+    known = f"{_note_prefix(machine)}{_coverage(count - len(missing), count)}"
     if profile.storage is not None:
         known += AND_STORAGE
-        if way := profile.about.get("transfers"):
-            known += f" ({way})"
+        if method := profile.about.get("transfers"):
+            known += f" ({method})"
     energy = profile.about.get("energy", "")
     notes = [
         f"{known}; joules are seconds x {power_w:.3g} W{f' ({energy})' if energy else ''} where none were measured"
@@ -292,22 +317,22 @@ def _notes(profile: Profile, count: int, missing: Sequence[str], power_w: float)
     return notes
 
 
-def _head(machine: str) -> str:
+def _note_prefix(machine: str) -> str:
     how = "modelled" if machine.startswith(MODELLED) else "measured"
     return f"{how} ({machine}): " if machine else f"{how}: "
 
 
-def _share(found: int, count: int) -> str:
+def _coverage(found: int, count: int) -> str:
     return f"the seconds of {found} of {count} operators"
 
 
 def costed_on(problem: Problem, machine: str, *, storage: bool) -> bool:
-    """Says whether all operators of a problem (and its storage, if asked for) have the costs that `machine` measured.
+    """Return whether all operators of a problem (and its storage, if `storage`) have costs measured on `machine`.
 
-    Told from its notes, which are in plan files too.
+    The answer comes from the problem's notes, which plan files contain too.
     """
-    whole = _head(machine) + _share(len(problem.operators), len(problem.operators))
-    return any(note.startswith(whole + AND_STORAGE if storage else whole) for note in problem.notes)
+    prefix = _note_prefix(machine) + _coverage(len(problem.operators), len(problem.operators))
+    return any(note.startswith(prefix + AND_STORAGE if storage else prefix) for note in problem.notes)
 
 
 def _computing_w(device: Device, profile: Profile) -> float:
@@ -319,15 +344,15 @@ def _computing_w(device: Device, profile: Profile) -> float:
 
 
 def _section(name: str, values: Mapping[str, object]) -> list[str]:
-    return ["", f"[{name}]", *(f"{key} = {_plain(value)}" for key, value in values.items() if value is not None)]
+    return ["", f"[{name}]", *(f"{key} = {_toml_value(value)}" for key, value in values.items() if value is not None)]
 
 
-def _plain(value: object) -> str:
+def _toml_value(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return _quoted(value) if isinstance(value, str) else repr(value)
 
 
 def _quoted(text: str) -> str:
-    """A TOML basic string: JSON's escapes are among TOML's, which forbids one character more."""
+    """Return a TOML basic string: JSON's escapes are among TOML's, which forbids one more character."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

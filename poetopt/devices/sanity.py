@@ -1,7 +1,7 @@
-"""Checks that a device's figures can all be true at once, with the reason where they can't.
+"""Checks that a device's figures can all be true together, with the reason if they can't.
 
-The authors' constants are kept as they were released, contradictions included: between two figures of kind `paper`
-a contradiction is a note on the device, elsewhere it is an error.
+The constants of the paper's authors are kept as released, including contradictions: between two figures of kind `paper`
+a contradiction is a note on the device, otherwise it is an error.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from poetopt.ops.runtimes import unknown
 from poetopt.util.errors import DeviceError
 
 DISAGREEMENT = 2.0
-"""Energy by power x time and energy by FLOPs a joule may differ by this factor."""
+"""Factor by which energy from power x time and energy from FLOPs per joule may differ."""
 
 
 LONGEST_S = 60.0
-"""No storage takes longer to its first byte; a tape does."""
+"""Maximum seconds to the first byte of a storage; a tape takes longer."""
 
 
 class Bounds(NamedTuple):
-    """A figure's base unit, and what no machine goes below or beyond, with room to spare: outside, the unit is wrong.
+    """Unit of a figure, and generous bounds of its values: outside, the unit is wrong.
 
+    Attributes
+    ----------
     zero
         Whether it may be 0.
     """
@@ -55,15 +57,15 @@ FIGURES: Mapping[str, Bounds] = {
     "storage_block_bytes": Bounds("B", 0, 2**40),
     "storage_erase_bytes": Bounds("B", 0, 2**40),
     "storage_bus_bytes_per_s": Bounds("B/s", 0.1, 1e13),
-    # a disk that spins up takes some hundred joules; nothing that is paged to takes this
+    # A disk that spins up takes some hundred joules, and no storage to page to takes 10 kJ.
     "storage_wake_j": Bounds("J", 0, 1e4, zero=True),
     "flash_bytes": Bounds("B", 0, 2**50),
     "flash_reserve_bytes": Bounds("B", 0, 2**50, zero=True),
     "stack_bytes": Bounds("B", 0, 2**40, zero=True),
 }
-"""All figures of a device file, in the order in which they are shown."""
+"""All figures of a device file, in the order of display."""
 STORAGE = (*(name for name in FIGURES if name.startswith("page_")), "storage_power_w", "transfer_cpu_power_w")
-"""Figures of a storage: all of them, or none."""
+"""Required figures of a storage: a device has all of them, or none."""
 OF_STORAGE = {
     **{name: name for name in STORAGE},
     "storage_power_w": "power_w",
@@ -74,103 +76,104 @@ OF_STORAGE = {
     "storage_bus_bytes_per_s": "bus_bytes_per_s",
     "storage_wake_j": "wake_j",
 }
-"""All that may be said of a storage, and its name in `Storage`."""
+"""All figures of a storage, with their names in `Storage`."""
 MEASURED: Mapping[str, tuple[float, float]] = {
     "time_s": (0, 1e6),
     "energy_j": (0, 1e9),
     "workspace_bytes": (0, 2**50),
     "bytes": (0, 2**50),
 }
-"""The same for what is measured of one operator or one transfer: under a fortnight, for one."""
+"""Bounds of measurements of one operator or one transfer."""
 
 
 def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]:
-    """Gives what can't be true together: as errors, and (where the paper says it) as notes."""
+    """Return contradictions between figures: errors, and notes on those within the paper's constants."""
     errors: list[str] = []
     notes: list[str] = []
-    for involved, reason in _found(figures):
+    for involved, reason in _find_contradictions(figures):
         verbatim = all(figures[name].kind is Kind.PAPER for name in involved)
         (notes if verbatim else errors).append(reason + ("; kept, as the authors released it" if verbatim else ""))
     return errors, notes
 
 
 def out_of_range(name: str, value: Fraction, unit: str) -> str | None:
-    """Gives what is wrong with a figure that no device has, in words; None where nothing is.
+    """Return a message about a figure that no device has, or None.
 
+    Parameters
+    ----------
     value
-        In base units, exact: it may be more than a float holds.
+        Value in base units, exact: it may be too large for a float.
     """
     _, least, most, _ = FIGURES[name]
     if Fraction(least) <= value <= Fraction(most) or not value:
         return None
     beyond, limit = ("more", most) if value > most else ("less", least)
-    return f"{name}: {_short(value)} {unit} is {beyond} than any device has ({limit:.4g} {unit}); check the unit"
+    return f"{name}: {_four_digits(value)} {unit} is {beyond} than any device has ({limit:.4g} {unit}). Check the unit"
 
 
 def check_usable(device: Device) -> None:
-    """Raises DeviceError where `unusable` has something to say."""
-    wrong = unusable(device)
-    if wrong is not None:
-        raise DeviceError(wrong)
+    """Raise DeviceError if `unusable` returns a reason."""
+    reason = unusable(device)
+    if reason is not None:
+        raise DeviceError(reason)
 
 
 def unusable(device: Device) -> str | None:
-    """Says why nothing can be costed on a device made in Python; None where it can. Files are checked as read."""
+    """Return why no costs can be computed on a device made in Python, or None. Files are checked when read."""
     if device.active_power_w is None and device.flop_per_j is None:
-        return f"device '{device.name}': the energy of computing is missing: give active_power_w or flop_per_j"
-    wrong = unknown(device.runtime)
-    if wrong is not None:
-        return f"device '{device.name}': {wrong}"
+        return f"device '{device.name}': the energy of computing is missing. Give active_power_w or flop_per_j"
+    reason = unknown(device.runtime)
+    if reason is not None:
+        return f"device '{device.name}': {reason}"
     figures = {name: getattr(device, name) for name in FIGURES if hasattr(device, name)}
     if device.storage is not None:
         figures |= {entry.name: getattr(device.storage, entry.name) for entry in fields(device.storage)}
-    maybe_nothing = {OF_STORAGE.get(name, name) for name, bounds in FIGURES.items() if bounds.zero}
+    may_be_zero = {OF_STORAGE.get(name, name) for name, bounds in FIGURES.items() if bounds.zero}
     for name, value in figures.items():
         if value is None:
             continue
         if not isinstance(value, Real) or not math.isfinite(value):
-            return f"device '{device.name}': {name} must be a finite number, and is {value!r}"
-        if value < 0 or (value == 0 and name not in maybe_nothing):
-            least = "0 or above" if name in maybe_nothing else "above 0"
-            return f"device '{device.name}': {name} must be {least}, and is {value:g}"
+            return f"device '{device.name}': {name} must be a finite number, but is {value!r}"
+        if value < 0 or (value == 0 and name not in may_be_zero):
+            least = "0 or above" if name in may_be_zero else "above 0"
+            return f"device '{device.name}': {name} must be {least}, but is {value:g}"
     return None
 
 
-def _short(value: Fraction) -> str:
-    """A number in four digits, also one that no float holds."""
+def _four_digits(value: Fraction) -> str:
+    """Return a number with four digits; it may be too large for a float."""
     return f"{Decimal(value.numerator) / Decimal(value.denominator):.4g}"
 
 
-def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _find_contradictions(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
     value = {name: float(figure.value) for name, figure in figures.items()}
     bus = value.get("storage_bus_bytes_per_s")
-    for way in ("page_in_bytes_per_s", "page_out_bytes_per_s"):
-        if bus is not None and way in value and value[way] > bus:
+    for rate in ("page_in_bytes_per_s", "page_out_bytes_per_s"):
+        if bus is not None and rate in value and value[rate] > bus:
             yield (
-                (way, "storage_bus_bytes_per_s"),
-                f"{way}: {_bytes(value[way])}/s are more than the storage's bus can carry, {_bytes(bus)}/s "
+                (rate, "storage_bus_bytes_per_s"),
+                f"{rate}: {_bytes(value[rate])}/s exceed the rate of the storage's bus, {_bytes(bus)}/s "
                 "(storage_bus_bytes_per_s)",
             )
         memory = value.get("memory_bytes_per_s")
-        if memory is not None and way in value and value[way] > memory:
+        if memory is not None and rate in value and value[rate] > memory:
             yield (
-                (way, "memory_bytes_per_s"),
-                f"{way}: {_bytes(value[way])}/s are more than RAM itself can carry, {_bytes(memory)}/s "
-                "(memory_bytes_per_s)",
+                (rate, "memory_bytes_per_s"),
+                f"{rate}: {_bytes(value[rate])}/s exceed the rate of RAM, {_bytes(memory)}/s (memory_bytes_per_s)",
             )
     if "active_power_w" in value and "flop_per_j" in value:
         implied = value["flop_per_s"] / value["flop_per_j"]
         factor = implied / value["active_power_w"]
-        apart = max(factor, 1 / factor)
-        if apart > DISAGREEMENT:
+        ratio = max(factor, 1 / factor)
+        if ratio > DISAGREEMENT:
             yield (
                 ("active_power_w", "flop_per_s", "flop_per_j"),
-                f"flop_per_j: at {value['flop_per_s']:.4g} FLOP/s it implies {implied:.3g} W, and active_power_w says "
-                f"{value['active_power_w']:.3g} W: {apart:.3g} times apart, more than {DISAGREEMENT:g}",
+                f"flop_per_j: at {value['flop_per_s']:.4g} FLOP/s it implies {implied:.3g} W, but active_power_w is "
+                f"{value['active_power_w']:.3g} W: they differ by {ratio:.3g}, more than {DISAGREEMENT:g}",
             )
     for name in value:
         if FIGURES[name].unit == "B" and value[name] != int(value[name]):
-            yield (name,), f"{name}: {value[name]:g} is no whole number of bytes"
+            yield (name,), f"{name}: {value[name]:g} is not a whole number of bytes"
     block, capacity = value.get("storage_block_bytes"), value.get("storage_bytes")
     if block is not None and capacity is not None and block > capacity:
         yield (
@@ -181,7 +184,7 @@ def _found(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str
     if erased is not None and erased % (block or 1):
         yield (
             ("storage_erase_bytes", "storage_block_bytes"),
-            f"storage_erase_bytes: {_bytes(erased)} are no whole blocks of {_bytes(block or 1)}",
+            f"storage_erase_bytes: {_bytes(erased)} are not a multiple of the block of {_bytes(block or 1)}",
         )
 
 

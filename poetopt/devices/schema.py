@@ -1,4 +1,4 @@
-"""The forms of a device's and of a profile's TOML file, checked by pydantic. Imported only when a file is read."""
+"""Pydantic models of the TOML files of devices and profiles. Imported only when a file is read."""
 
 from __future__ import annotations
 
@@ -29,26 +29,28 @@ PREFIXES = {
     "k": Fraction(1000), "K": Fraction(1000), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12),
     "Ki": Fraction(1024), "Mi": Fraction(1024**2), "Gi": Fraction(1024**3),
 }  # fmt: skip
-"""Factors that a unit may start with; exact, so that 0.667 ms is the float nearest to 0.000667."""
+"""Prefixes of units, with exact factors, so that 0.667 ms is the float nearest to 0.000667."""
 
 
-def _shows(text: str) -> str:
-    """Refuse what would do something to the terminal that the text is printed on."""
+def _without_control_characters(text: str) -> str:
+    """Reject control characters, which would affect the terminal that prints the text."""
     for character in text:
         if unshown(character):
-            raise ValueError(f"it holds the control character U+{ord(character):04X}; leave it out")
+            raise ValueError(f"it contains the control character U+{ord(character):04X}. Leave it out")
     return text
 
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_shows)]
+Text = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1), AfterValidator(_without_control_characters)
+]
 
 
-class _Form(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _FigureTable(_Form):
-    """`[figures.<name>]`: a number, its unit, how it is known and where it is from."""
+class _FigureTable(_StrictModel):
+    """`[figures.<name>]`: a number, its unit, its kind and its source."""
 
     value: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
     unit: Text
@@ -56,11 +58,11 @@ class _FigureTable(_Form):
     source: Text
 
     def exact(self, name: str, base: str) -> Fraction:
-        """The value in the base unit. Raises ValueError where the unit is another's."""
+        """Return the value in the base unit. Raises ValueError for a unit of another quantity."""
         return Fraction(repr(self.value)) * _factor(name, self.unit, base)
 
 
-class _SwitchTable(_Form):
+class _SwitchTable(_StrictModel):
     """`[dma]`: whether transfers run beside the CPU."""
 
     value: StrictBool
@@ -68,36 +70,36 @@ class _SwitchTable(_Form):
     source: Text
 
 
-class _Figures(_Form):
-    """`[figures]`: everything that is counted."""
+class _Figures(_StrictModel):
+    """`[figures]`: all figures."""
 
     @model_validator(mode="after")
-    def _complete(self) -> _Figures:
-        given = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
-        if "active_power_w" not in given and "flop_per_j" not in given:
-            raise ValueError("the energy of computing is missing: give active_power_w or flop_per_j")
-        missing = [name for name in STORAGE if name not in given]
-        if missing and given.keys() & OF_STORAGE.keys():
-            raise ValueError(f"a storage needs all its figures, or none: {', '.join(missing)} missing")
-        if "flash_reserve_bytes" in given and "flash_bytes" not in given:
-            raise ValueError("flash_reserve_bytes is of mapped flash: give flash_bytes as well, or leave it out")
-        for name, figure in given.items():
+    def _check_figures(self) -> _Figures:
+        figures = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
+        if "active_power_w" not in figures and "flop_per_j" not in figures:
+            raise ValueError("the energy of computing is missing. Give active_power_w or flop_per_j")
+        missing = [name for name in STORAGE if name not in figures]
+        if missing and figures.keys() & OF_STORAGE.keys():
+            raise ValueError(f"a storage needs all its figures, or none. Add {', '.join(missing)}")
+        if "flash_reserve_bytes" in figures and "flash_bytes" not in figures:
+            raise ValueError("flash_reserve_bytes needs mapped flash. Give flash_bytes as well, or leave it out")
+        for name, figure in figures.items():
             exact = figure.exact(name, FIGURES[name].unit)
             if figure.value == 0 and not FIGURES[name].zero:
                 raise ValueError(f"{name}: the value must be positive, not 0")
-            wrong = out_of_range(name, exact, FIGURES[name].unit)
-            if wrong is not None:
-                raise ValueError(wrong)
+            fault = out_of_range(name, exact, FIGURES[name].unit)
+            if fault is not None:
+                raise ValueError(fault)
         if errors := contradictions({figure.name: figure for figure in self.figures()})[0]:
             raise ValueError("; ".join(errors))
         return self
 
     def figures(self) -> tuple[Figure, ...]:
-        """The figures given, in the order of `FIGURES`, in base units."""
-        given = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
+        """Return the figures that are given, in the order of `FIGURES`, in base units."""
+        figures = {name: figure for name in FIGURES if (figure := getattr(self, name)) is not None}
         return tuple(
             Figure(name, float(f.exact(name, FIGURES[name].unit)), FIGURES[name].unit, f.kind, f.source)
-            for name, f in given.items()
+            for name, f in figures.items()
         )
 
 
@@ -106,8 +108,8 @@ _PARTS |= dict.fromkeys(("ram_bytes", "flop_per_s"), (_FigureTable, ...))
 FiguresTable: Any = create_model("FiguresTable", __base__=_Figures, **_PARTS)
 
 
-class DeviceTable(_Form):
-    """A whole file."""
+class DeviceTable(_StrictModel):
+    """A device file."""
 
     name: Text
     description: Text
@@ -119,20 +121,20 @@ class DeviceTable(_Form):
 
     @field_validator("runtime")
     @classmethod
-    def _known(cls, name: str) -> str:
-        wrong = unknown(name)
-        if wrong is not None:
-            raise ValueError(wrong)
+    def _check_runtime(cls, name: str) -> str:
+        fault = unknown(name)
+        if fault is not None:
+            raise ValueError(fault)
         return name
 
     @model_validator(mode="after")
-    def _something_to_move(self) -> DeviceTable:
+    def _check_dma(self) -> DeviceTable:
         if self.dma.value and self.figures.page_in_latency_s is None:
-            raise ValueError("dma: true needs a storage to transfer to; give the storage's figures, or say false")
+            raise ValueError("dma: true needs a storage to transfer to. Give the storage's figures, or set false")
         return self
 
     def device(self) -> Device:
-        """The device in base units."""
+        """Return the device in base units."""
         figures = self.figures.figures()
         value: dict[str, Any] = {f.name: round(f.value) if f.unit == "B" else float(f.value) for f in figures}
         stored = {own: value.pop(name) for name, own in OF_STORAGE.items() if name in value}
@@ -152,7 +154,7 @@ class DeviceTable(_Form):
 def _factor(name: str, unit: str, base: str) -> Fraction:
     match = re.fullmatch(f"([A-Za-z]*?){re.escape(base)}", unit)
     if match is None or match[1] not in PREFIXES:
-        raise ValueError(f"{name}: the unit {unit!r} is not {base} (with a prefix of n u m k M G T Ki Mi Gi, or none)")
+        raise ValueError(f"{name}: the unit {unit!r} is not {base}, optionally with a prefix n u m k M G T Ki Mi Gi")
     return PREFIXES[match[1]]
 
 
@@ -160,7 +162,7 @@ _TIME_S = MEASURED["time_s"][1]
 _RATE = FIGURES["page_in_bytes_per_s"]
 
 Seconds = Annotated[float, Field(gt=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
-"""Of an operator: more than none."""
+"""Seconds of an operator, above 0."""
 Spread = Annotated[float, Field(ge=0, le=_TIME_S, allow_inf_nan=False, strict=True)]
 Latency = Annotated[float, Field(ge=0, le=LONGEST_S, allow_inf_nan=False, strict=True)]
 Joules = Annotated[float, Field(ge=0, le=MEASURED["energy_j"][1], allow_inf_nan=False, strict=True)]
@@ -170,7 +172,7 @@ Bytes = Annotated[int, Field(ge=0, le=int(MEASURED["workspace_bytes"][1]), stric
 Count = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
-class _OperatorTable(_Form):
+class _OperatorTable(_StrictModel):
     """`[operators."<signature>"]`."""
 
     time_s: Seconds
@@ -180,7 +182,7 @@ class _OperatorTable(_Form):
     energy_j: Joules | None = None
 
 
-class _StorageTable(_Form):
+class _StorageTable(_StrictModel):
     """`[storage]`."""
 
     page_in_latency_s: Latency
@@ -191,8 +193,8 @@ class _StorageTable(_Form):
     dma: StrictBool = False
 
 
-class ProfileTable(_Form):
-    """A whole file."""
+class ProfileTable(_StrictModel):
+    """A profile file."""
 
     version: Literal[1]
     power_w: Watts | None = None
@@ -201,7 +203,7 @@ class ProfileTable(_Form):
     operators: dict[str, _OperatorTable] = {}
 
     def profile(self) -> Profile:
-        """The profile."""
+        """Return the profile."""
         return Profile(
             about=self.about,
             power_w=self.power_w,

@@ -40,14 +40,9 @@ TOLERANCE = 1e-9
 """Joules may exceed the limit by this fraction: sums of floats depend on their order."""
 
 
-def _quickest(block: PyomoBlock) -> None:
-    """The least time, whatever it takes: the objective of `energy_budget` without its limit."""
-    block.late_s = terms(lateness(block), np.array([1.0]))
-
-
 def _build(block: PyomoBlock, *, energy_j: float) -> None:
     model = block.model()
-    _quickest(block)
+    block.late_s = terms(lateness(block), np.array([1.0]))
     within = at_most(contributions(model, "energy_j"), energy_j - model.baseline_j, model.baseline_j or 1.0)
     block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may take [one pass]")
 
@@ -82,11 +77,6 @@ def energy_budget(energy_j: float) -> Block:
         transfer_times=False,  # sums of joules; which order takes the least time is the planner's matter
         says=f"the least time within {show_joules(energy_j)} a step",
     )
-
-
-def quickest() -> Block:
-    """The block for the shortest step that there is: no limit but the RAM's."""
-    return Block("quickest", _quickest, collects=True, restricts=False, goal=TIME, says="the least time")
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:

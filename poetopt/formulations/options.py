@@ -50,11 +50,6 @@ class BlockOption:
     example: str
 
 
-def asked_by(name: str) -> str:
-    """The words by which the command line asks for one of them: `--with flash-wear`."""
-    return f"--with {name}"
-
-
 def names() -> tuple[str, ...]:
     """The blocks that can be asked for by name: our own, then those of the entry points."""
     from importlib.metadata import entry_points

@@ -12,9 +12,9 @@
 | `compute_time_s`, `transfer_time_s`        | s    | of the step (Expressions)                            |
 | `bytes_used`                               | byte | what each row on the budget counts (Expression)      |
 
-The objective, the rows on the deadline and those on the budget are written in them, with Pyomo's units. Whatever rests
-on figures is left out of the space then (`Limits.open`), so that models of different figures have the same indices.
-Rows and prices of other blocks keep the numbers that they were built with.
+The objective and the rows on deadline, budget and storage are written in them, with Pyomo's units, and so is what other
+blocks make of contributions. Whatever rests on figures is left out of the space then (`Limits.open`), so that models of
+different figures have the same indices. What a block has as a number stays as it was built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Graphs of operators and tensors, passes over them, problems made of them, and where their buffers lie."""
+"""Graphs of operators and tensors, scheduling problems made from them, and arena layouts of their buffers."""
 
 from __future__ import annotations
 

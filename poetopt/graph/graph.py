@@ -1,9 +1,9 @@
-"""Tensors, operators and graphs: what is computed, before anyone asks what it costs.
+"""Tensors, operators and graphs: computations without their costs.
 
-A `Graph` is a forward network as the frontends read it: one operator an ONNX node. A
-`TrainingGraph` adds the loss and the backward operators that autodiff derives. Names are the
-identity of tensors (ONNX is in single-assignment form), and every sequence has a fixed order.
-Nothing here imports ONNX: a `Node` is plain data, turned into a protobuf only where one is needed.
+A `Graph` is a forward network as the frontends read it, with one operator per ONNX node. A `TrainingGraph` adds the
+loss and the backward operators that autodiff derives. Names identify tensors (ONNX is in single-assignment form), and
+every sequence has a fixed order. This module imports no ONNX: a `Node` is plain data, and becomes a protobuf only
+where one is needed.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ DTYPE_BYTES: Mapping[str, int] = {
     "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8,
     "complex64": 8, "complex128": 16, "int4": 1, "uint4": 1,
 }  # fmt: skip
-"""Bytes of one element on its own, by numpy's name of the type."""
+"""Bytes of a single element, by numpy's name of the type."""
 
 PACKED: Mapping[str, int] = {"int4": 2, "uint4": 2}
-"""Types of which a byte holds so many elements, the first in its lowest bits. The array of such a tensor is a run of
-bytes (uint8), without the tensor's shape."""
+"""Elements per byte of packed types, the first element in the lowest bits. The array of such a tensor is a flat uint8
+array, without the tensor's shape."""
 
 
 def bytes_of_elements(count: int, dtype: str) -> int:
-    """Bytes that `count` elements take, side by side."""
+    """Return the bytes of `count` contiguous elements."""
     return -(-count // PACKED[dtype]) if dtype in PACKED else count * DTYPE_BYTES[dtype]
 
 
 FORWARD_ONLY = "forward-only"
-"""In place of a loss: the network as it is used."""
+"""Loss of a network that is only run forward."""
 
 
 class Role(StrEnum):
-    """Holds what a tensor is for; it decides whether the tensor lies in the resident region."""
+    """Purpose of a tensor, which decides whether it belongs to the resident region."""
 
     INPUT = "input"
     """Data, labels or target: in RAM at the start, pageable, never recomputed."""
@@ -67,20 +67,20 @@ class Role(StrEnum):
     PARAMETER_GRADIENT = "parameter_gradient"
     """The gradient of a parameter. Resident."""
     GRADIENT_SUM = "gradient_sum"
-    """What the parts of a batch have given of a parameter's gradient so far. Resident."""
+    """Sum of a parameter's gradient over the parts of a batch so far. Resident."""
     STATE = "state"
     """A BatchNormalization statistic after the step. Resident."""
     OPTIMIZER_STATE = "optimizer_state"
-    """What an optimizer remembers of a parameter from step to step: momentum, moments. Resident."""
+    """State of an optimizer for a parameter from step to step: momentum, moments. Resident."""
     HYPERPARAMETER = "hyperparameter"
-    """A scalar that says how parameters are updated, given with each step, or one that follows from such. Resident."""
+    """A scalar of the update rule, which each step gets anew, or one that is computed from such scalars. Resident."""
     LOSS = "loss"
     """The scalar loss, or the outputs of a network without one. Resident, so that it outlives the step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Says where a tensor of a role begins and ends, in the words of `poetopt.graph.problem.ProblemTensor`."""
+    """Where tensors of a role are at the beginning and the end of a step; see `poetopt.graph.problem.ProblemTensor`."""
 
     home: Home
     carried: bool = False
@@ -88,7 +88,7 @@ class Residence:
 
     @property
     def outlives(self) -> bool:
-        """Says whether the step may not end without it. Then it lies in the resident region."""
+        """Whether the tensor must exist when the step ends. It is in the resident region then."""
         return self.carried or self.result
 
 
@@ -108,7 +108,7 @@ _RESIDENCES: Mapping[Role, Residence] = {
 
 
 def residence(role: Role) -> Residence:
-    """Says where tensors of `role` begin and end."""
+    """Return where tensors of `role` are at the beginning and the end of a step."""
     return _RESIDENCES[role]
 
 
@@ -116,7 +116,10 @@ def residence(role: Role) -> Residence:
 class Tensor:
     """A named value of fixed shape.
 
-    `dtype` is numpy's name of the element type (`float32`, `int64`, `bool`, ...).
+    Attributes
+    ----------
+    dtype
+        Element type by numpy's name (`float32`, `int64`, `bool`, ...).
     """
 
     name: str
@@ -136,20 +139,21 @@ class Tensor:
 
     @property
     def array_shape(self) -> tuple[int, ...]:
-        """Shape of the array that holds it: its own, but of `PACKED` types, bytes in one run."""
+        """Shape of its array: `shape`, but one run of bytes for `PACKED` types."""
         return (self.nbytes,) if self.dtype in PACKED else self.shape
 
     @property
     def resident(self) -> bool:
-        """Says whether the tensor lies in the resident region, which no schedule touches."""
+        """Whether the tensor is in the resident region, which schedules leave alone."""
         return residence(self.role).outlives
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One ONNX node as plain data. An absent optional input or output is the empty string.
+    """One ONNX node as plain data.
 
-    Attribute values are ints, floats, str, lists of these, or numpy arrays (for tensors).
+    An absent optional input or output is the empty string. Attribute values are ints, floats, str, lists of these, or
+    numpy arrays (for tensors).
     """
 
     op_type: str
@@ -161,17 +165,20 @@ class Node:
 
 
 OWN_DOMAIN = "poetopt"
-"""The domain of ops that ONNX doesn't have, as `Whole.node` names them: `Conv.grad_weight`, `Relu.grad_input`, ..."""
+"""Domain of ops that ONNX lacks, for `Whole.node`: `Conv.grad_weight`, `Relu.grad_input`, ..."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A run of an operator's nodes that together amount to one op, for runtimes with a kernel for that.
+    """A run of an operator's nodes that is equivalent to one fused op, for runtimes with a kernel for that op.
 
+    Attributes
+    ----------
     first, count
-        Which nodes: `nodes[first : first + count]`.
+        The run is `nodes[first : first + count]`.
     node
-        The op, in `OWN_DOMAIN`. It reads only what its run reads, and writes all that is read of its run elsewhere.
+        The fused op, in `OWN_DOMAIN`. It reads only inputs of its run, and writes all results of the run that are read
+        elsewhere.
     """
 
     first: int
@@ -180,45 +187,46 @@ class Whole:
 
 
 TOGETHER = "+"
-"""What stands between the kinds of operators that are scheduled as one because they work in place."""
+"""Separator of the kinds of operators that are scheduled as one because they work in place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """The unit of scheduling: one or more ONNX nodes that run as one.
+    """Unit of scheduling: one or more ONNX nodes that run as one.
 
+    Attributes
+    ----------
     name
-        Unique in its graph; for a forward operator the ONNX node's name.
+        Unique in its graph; for a forward operator the name of the ONNX node.
     kind
-        What it computes, for people and cost models: `Conv`, `Conv.grad_input`, `Conv.grad_weight`,
-        `Add.accumulate`, ... The part before the dot is the ONNX op of the forward operator that it stems from.
+        Kind for people and cost models: `Conv`, `Conv.grad_input`, `Conv.grad_weight`, `Add.accumulate`, ... The part
+        before the dot is the ONNX op of the forward operator that it was derived from.
     nodes
-        The ONNX nodes in execution order. What they write beyond `outputs` is temporary.
+        ONNX nodes in execution order. Tensors that they write and that aren't in `outputs` are temporary.
     inputs, outputs
-        Tensors read from outside and tensors written for others (or for the resident region), in
-        order and without repetition. Constants that its nodes read are inputs too.
+        Tensors that are read from outside, and tensors that are written for others (or for the resident region), in
+        order and without repetition. Constants of its nodes are inputs too.
     view
-        Its single output is the same bytes as its first input (Reshape and its kin): it costs
-        nothing and is never scheduled.
+        Whether its single output has the bytes of its first input (Reshape and similar ops). A view costs nothing and
+        is never scheduled.
     recomputable
-        False where running it twice is wrong or pointless (Dropout's mask).
+        False if running it twice would be wrong or pointless (Dropout's mask).
     backward
         Whether autodiff derived it.
     over
-        Where it works in place: the input whose bytes its single output takes over, and which nobody else reads.
-        Both are resident, so that no schedule sees them, and it runs once.
+        For an operator that works in place: the input whose bytes its single output overwrites, and which no other
+        operator reads. Both are resident, so schedules don't contain them, and the operator runs once.
     updates
-        Pairs (old, new) of what it updates: `old` is carried from step to step, and one of `inputs`; `new` is one of
-        `outputs`, and is written over the bytes of `old` once all of its nodes have read that. It runs once, and
-        nothing reads `old` after it.
+        Pairs (old, new) of the tensors that it updates. `old` is carried from step to step, and one of `inputs`. `new`
+        is one of `outputs`, and is written over the bytes of `old` after all of its nodes have read that. The operator
+        runs once, and nothing reads `old` afterwards.
     meaning
-        Where its nodes together amount to one op: that op as a node, which differentiation reads in their stead.
+        Fused op that is equivalent to all of its nodes, as a node; differentiation reads it instead of the nodes.
     members
-        Where several operators are scheduled as one (`poetopt.autodiff.passes.in_place`,
-        `poetopt.autodiff.passes.blocks`): their names, in order. `kind` is then the members' kinds with `TOGETHER`
-        between, or a block's.
+        Names, in order, of the operators that are scheduled as this one (`poetopt.autodiff.passes.in_place`,
+        `poetopt.autodiff.passes.blocks`). `kind` then has the members' kinds with `TOGETHER` between, or a block's.
     whole
-        Runs of its nodes that amount to one op each, in order and apart.
+        Disjoint runs of its nodes that are equivalent to one fused op each, in order.
     """
 
     name: str
@@ -238,16 +246,18 @@ class Operator:
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """A table of which a step reads and writes the rows of its batch alone: its tensor has room for so many.
+    """A table of which a step reads and writes only the rows of its batch: its tensor has room for that many rows.
 
+    Attributes
+    ----------
     values
-        All rows of the table, before the first step. Read-only.
+        All rows of the table before the first step. Read-only.
     ids
-        The input that says which rows a batch uses. The graph reads their places among those rows instead.
+        Input with the row numbers of a batch. The graph reads their positions among the batch's rows instead.
     fixed
-        The rows that each batch uses, where a constant says which; `ids` is empty then.
+        Rows that each batch uses, if a constant names them; `ids` is empty then.
     of
-        For an optimizer's state: the parameter whose table it goes with, row by row.
+        For a state of an optimizer: the parameter whose table it follows, row by row.
     """
 
     values: Array
@@ -260,32 +270,34 @@ class TableRows:
 class Graph:
     """A forward network.
 
+    Attributes
+    ----------
     tensors
-        Every tensor by name: inputs, initializers, operator outputs, and the temporaries inside operators.
+        Every tensor by name: inputs, initializers, outputs of operators, and temporaries inside operators.
     operators
-        In topological order, views included.
+        Operators in topological order, including views.
     inputs, outputs
         Names of the graph's inputs (without initializers) and outputs, as in the file.
     values
-        The initializers: parameters and constants, by name. Arrays are read-only.
+        Initializers, that is parameters and constants, by name. Arrays are read-only.
     trained
         Names of the parameters that get gradients, in the order of the file.
     opset
-        Version of the default ONNX domain that all nodes are in.
+        Version of the default ONNX domain of all nodes.
     content_hash, structure_hash
-        SHA-256 of what was read, weights included, and of its operators, shapes and types alone.
+        SHA-256 of the data that was read, including weights, and SHA-256 of its operators, shapes and types only.
     notes
-        What the frontend inferred or changed, one line each, for `poetopt inspect`.
+        Inferences and changes of the frontend, one line each, for `poetopt inspect`.
     unread
-        Outputs of the file that can't be imported, and why; they are none of `outputs`.
+        Outputs of the file that can't be imported, with the reason; they aren't in `outputs`.
     rows
-        The tables of which it has the rows of a batch alone, by their parameter (`poetopt.autodiff.passes.rows`).
+        Tables that it has only the rows of a batch of, by parameter (`poetopt.autodiff.passes.rows`).
     named
-        Whether somebody named what is trained, so that a parameter without a gradient is an error.
+        Whether the user named the trained parameters, so that a parameter without a gradient is an error.
     parts
-        Of how many such parts a batch is: the graph is of one of them (`poetopt.frontends.parts`).
+        Number of parts of a batch: the graph is that of one part (`poetopt.frontends.parts`).
     split
-        The inputs that are cut along their first axis for that; the others are the same for all parts.
+        Inputs that are cut along their first axis into parts; the others are the same for all parts.
     """
 
     name: str
@@ -307,12 +319,12 @@ class Graph:
     split: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        what = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"
-        return f"<{type(self).__name__} {shown(self.name)}: {what}, opset {self.opset}>"
+        size = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"
+        return f"<{type(self).__name__} {shown(self.name)}: {size}, opset {self.opset}>"
 
     @cached_property
     def storage(self) -> Mapping[str, str]:
-        """For each tensor that a view operator writes, or one in place: whose bytes it shares, followed to the root."""
+        """Root of each tensor that a view or an in-place operator writes: the tensor whose bytes it shares."""
         roots: dict[str, str] = {}
         for operator in self.operators:
             if operator.view or operator.over:
@@ -324,33 +336,35 @@ class Graph:
 
     @cached_property
     def producers(self) -> Mapping[str, Operator]:
-        """The operator that writes each tensor, by the tensor's name."""
+        """Operator that writes each tensor, by the tensor's name."""
         return {name: operator for operator in self.operators for name in operator.outputs}
 
     @cached_property
     def readers(self) -> Mapping[str, tuple[Operator, ...]]:
-        """The operators that read each tensor, in order; a tensor that none reads is absent."""
-        found: dict[str, list[Operator]] = {}
+        """Operators that read each tensor, in order; a tensor that none reads is absent."""
+        by_tensor: dict[str, list[Operator]] = {}
         for operator in self.operators:
             for name in operator.inputs:
-                found.setdefault(name, []).append(operator)
-        return {name: tuple(operators) for name, operators in found.items()}
+                by_tensor.setdefault(name, []).append(operator)
+        return {name: tuple(operators) for name, operators in by_tensor.items()}
 
     def root(self, name: str) -> str:
-        """The tensor whose storage `name` uses: itself, unless it is a view."""
+        """Return the tensor whose storage `name` uses: itself, unless it is a view."""
         return self.storage.get(name, name)
 
 
 @dataclass(frozen=True)
 class LabelRule:
-    """Says how a cross-entropy takes labels and classes, as `torch.nn.CrossEntropyLoss` does.
+    """Treatment of labels and classes by a cross-entropy, as in `torch.nn.CrossEntropyLoss`.
 
+    Attributes
+    ----------
     ignore_index
-        The label of what is left out of the mean; None where all count.
+        Label of the rows that the mean leaves out; None if all rows count.
     class_weights
-        A weight for each class; empty where all are alike.
+        Weight of each class; empty if all are equal.
     smoothing
-        The share of each label that all classes have in equal parts.
+        Share of each label that is spread evenly over all classes.
     """
 
     ignore_index: int | None = None
@@ -359,57 +373,57 @@ class LabelRule:
 
     @property
     def plain(self) -> bool:
-        """Says whether each row counts alike."""
+        """Whether all rows have the same weight."""
         return self.ignore_index is None and not self.class_weights
 
     def weights_of(self, labels: Array) -> Array:
-        """The weight of each label in the mean, in their shape: its class's, or 0 where it is left out."""
+        """Return the weight of each label in the mean, in the shape of `labels`: of its class, or 0 if ignored."""
         kept = np.ones(labels.shape, bool) if self.ignore_index is None else labels != self.ignore_index
         if not self.class_weights:
             return kept.astype(np.float64)
-        found: Array = np.array(self.class_weights)[np.where(kept, labels, 0).astype(np.int64)] * kept
-        return found
+        weights: Array = np.array(self.class_weights)[np.where(kept, labels, 0).astype(np.int64)] * kept
+        return weights
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TrainingGraph(Graph):
-    """A forward network with its loss and backward operators: one training step, with updates where asked for.
+    """A forward network with its loss and backward operators: one training step, with updates if requested.
 
+    Attributes
+    ----------
     loss
         Name of the scalar loss.
     loss_kind
-        `cross-entropy`, `bce`, `mse`, `none` (the model's own scalar output is the loss), or `forward-only`: there is
-        none, `loss` is the first of the outputs, and all of them are results.
+        `cross-entropy`, `bce`, `mse`, `none` (the model's own scalar output is the loss), or `forward-only`: then there
+        is no loss, `loss` is the first of the outputs, and all outputs are results.
     gradients
-        For each trained parameter, in order, the name of its gradient (`<parameter>.grad`), where gradients are results
-        of the step. Empty where the step updates parameters and keeps no gradients.
+        For each trained parameter, in order, the name of its gradient (`<parameter>.grad`), if gradients are results of
+        the step. Empty if the step updates parameters and keeps no gradients.
     states
         For each running statistic that the step updates: old name -> name of the updated tensor.
     added_inputs
-        Inputs that the loss brought with it (`labels`, `target`).
+        Inputs that the loss added (`labels`, `target`).
     compared
-        What a loss that was attached compares: scores and labels, or output and target.
+        Tensors that an attached loss compares: scores and labels, or output and target.
     aside
-        Forward operators that no step runs: predictions alone need them, as their loss does without the scores.
+        Forward operators that no step runs: only predictions need them, because their loss does without the scores.
     label_rule
-        How the cross-entropy that was attached takes labels.
+        Treatment of labels by the attached cross-entropy.
     label_weight
-        The input by which a part of a batch divides its loss where labels don't all count alike: a part's share of what
-        those of the whole batch weigh. "" elsewhere; data don't have it.
+        Input by which a part of a batch divides its loss if labels have different weights: the part's share of the
+        total weight of the labels. "" otherwise; data don't have it.
     optimizer
-        Whose update operators the step has (`poetopt.autodiff.optimizers`), or `none`.
+        Optimizer whose updates the step contains (`poetopt.autodiff.optimizers`), or `none`.
     optimizer_states
-        What the optimizer remembers, in the order of the parameters; `values` has them before the first step (zeros).
+        States of the optimizer, in the order of the parameters; `values` has them before the first step (zeros).
     hyperparameters
-        For each hyperparameter (`lr`, ...): the name of its scalar, which is given with each step; `values` has a
-        default.
+        For each hyperparameter (`lr`, ...): the name of its scalar, which each step gets; `values` has a default.
     rates
-        What the learning rate is multiplied with for some parameters, by their names.
+        Factor of the learning rate of some parameters, by their names.
     sums
-        Where a batch has several parts: for each trained parameter, the name of its gradient's sum over them.
+        For each trained parameter, the name of the sum of its gradient over the parts, if a batch has several parts.
     closing
-        The operators that follow the last part, as a graph of the same tensors: updates by those sums. None where
-        nothing follows.
+        Updates that follow the last part, as a graph of the same tensors. None if nothing follows.
     """
 
     loss: str
@@ -430,48 +444,48 @@ class TrainingGraph(Graph):
 
     @cached_property
     def whole(self) -> TrainingGraph:
-        """The graph with inputs of the whole batch: as what data is read and looked at. Itself without parts."""
+        """Graph with the inputs of the whole batch, as data have them. Itself if the batch has one part."""
         if self.parts == 1:
             return self
-        cut = {name: self.tensors[name] for name in self.split}
-        whole = {n: replace(t, shape=(t.shape[0] * self.parts, *t.shape[1:])) for n, t in cut.items()}
-        return replace(self.of_data, tensors={**self.tensors, **whole})
+        split_inputs = {name: self.tensors[name] for name in self.split}
+        whole_inputs = {n: replace(t, shape=(t.shape[0] * self.parts, *t.shape[1:])) for n, t in split_inputs.items()}
+        return replace(self.of_data, tensors={**self.tensors, **whole_inputs})
 
     @cached_property
     def of_data(self) -> TrainingGraph:
-        """The graph with those inputs that data have: not what labels weigh."""
+        """Graph with the inputs that data have, without `label_weight`."""
         if not self.label_weight:
             return self
         return replace(self, inputs=tuple(name for name in self.inputs if name != self.label_weight))
 
     @cached_property
     def joint(self) -> TrainingGraph:
-        """All of a step's tensors and operators: a part's, and those that follow the last one. Itself without parts."""
-        last = self.closing
-        if last is None:
+        """All tensors and operators of a step: those of a part and the updates. Itself if nothing follows."""
+        updates = self.closing
+        if updates is None:
             return self
         return replace(
             self,
-            tensors={**last.tensors, **self.tensors},
-            values={**last.values, **self.values},
-            rows={**last.rows, **self.rows},
-            operators=(*self.operators, *last.operators),
+            tensors={**updates.tensors, **self.tensors},
+            values={**updates.values, **self.values},
+            rows={**updates.rows, **self.rows},
+            operators=(*self.operators, *updates.operators),
             closing=None,
         )
 
     @property
     def forward_only(self) -> bool:
-        """Says whether it is a network alone, without loss and backward operators."""
+        """Whether it is a network without loss and backward operators."""
         return self.loss_kind == FORWARD_ONLY
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Gives what the forward pass is for: the loss, or without one the outputs."""
+        """Results of the forward pass: the loss, or the outputs if there is none."""
         return self.outputs if self.forward_only else (self.loss,)
 
     @cached_property
     def constants(self) -> Mapping[str, Array]:
-        """Constants by name: what kernels may have written into their code."""
+        """Constants by name; kernels may contain them in their code."""
         return {
             name: value
             for name, value in self.values.items()
@@ -480,59 +494,60 @@ class TrainingGraph(Graph):
 
     @cached_property
     def updaters(self) -> Mapping[str, Operator]:
-        """For each tensor that an operator writes anew over itself, that operator: by the tensor's old name."""
+        """Operator that updates each tensor in place, by the tensor's old name."""
         return {old: operator for operator in self.operators for old, _ in operator.updates}
 
     @cached_property
     def carried(self) -> Mapping[str, str]:
-        """All that is another value after the step: old name -> new name. The next step begins with the new ones."""
+        """Tensors with another value after the step: old name -> new name. The next step begins with the new values."""
         updates = {old: new for operator in self.operators for old, new in operator.updates}
         return {**updates, **{old: new for old, new in self.states.items() if old not in updates}}
 
     @cached_property
     def lasting(self) -> Mapping[str, str]:
-        """All that lasts from step to step: old name -> what the whole step leaves in its place.
+        """Tensors that last from step to step: old name -> tensor that replaces it after the whole step.
 
-        Parameters, running statistics, optimizer states and, of a batch in parts, sums of gradients. Whoever has its
-        gradient updates a parameter that is left by its own name.
+        These are parameters, running statistics, optimizer states and, for a batch in parts, sums of gradients. A
+        parameter that the step doesn't update maps to its own name; the owner of its gradient updates it.
         """
         return {**{name: name for name in self.trained}, **self.joint.carried}
 
     @cached_property
     def saved(self) -> Mapping[str, str]:
-        """Those of `lasting` that the next batch begins with: not the sums, which are zero then."""
+        """Tensors of `lasting` that the next batch begins with: all but the sums, which are zero then."""
         sums = {*self.sums.values()}
         return {old: new for old, new in self.lasting.items() if old not in sums}
 
     @cached_property
     def learned(self) -> tuple[str, ...]:
-        """Those of `lasting` that the network's file has: parameters and running statistics."""
+        """Tensors of `lasting` that the network's file contains: parameters and running statistics."""
         return (*self.trained, *self.states)
 
     @cached_property
     def beside(self) -> Mapping[str, str]:
-        """Those of `carried` whose new value lies beside the old one, whose place it takes between two steps."""
+        """Tensors of `carried` whose new value has its own bytes, and replaces the old one between steps."""
         return {old: new for old, new in self.carried.items() if self.root(new) != self.root(old)}
 
     @cached_property
     def shown_results(self) -> Mapping[str, str]:
-        """Gives what an execution hands out of the results, by what it is called there: `<parameter>.grad`, ..."""
-        shown = {name: name for name in self.targets} | {f"{name}.grad": made for name, made in self.gradients.items()}
-        return shown | ({new: new for old, new in self.saved.items() if new != old} if self.updaters else {})
+        """Results that an execution returns, by the name that it gives them: `<parameter>.grad`, ..."""
+        results = {name: name for name in self.targets} | {
+            f"{name}.grad": gradient for name, gradient in self.gradients.items()
+        }
+        return results | ({new: new for old, new in self.saved.items() if new != old} if self.updaters else {})
 
     @cached_property
     def results(self) -> tuple[str, ...]:
-        """Gives what the step leaves behind: the loss, gradients where they are kept, and what is carried, updated."""
+        """Tensors that the step leaves: the loss, gradients if kept, and the new values of carried tensors."""
         return tuple(dict.fromkeys((*self.targets, *self.gradients.values(), *self.carried.values())))
 
 
 def inner_storage(operator: Operator) -> Mapping[str, str]:
-    """Says who shares whose bytes inside an operator of several nodes.
+    """Return the tensors inside an operator of several nodes that share the bytes of another: tensor -> root.
 
-    View nodes (`VIEW_OPS`) inside an operator move no bytes either: what they write shares the storage
-    of what they read. The result maps a tensor to the one that names its storage: an output of the
-    operator where the group has one, else an input, else the first temporary. A view node that would
-    tie an output to an input or to another output has to copy, and so has no entry.
+    View nodes (`VIEW_OPS`) inside an operator move no bytes either: their output shares the storage of their input. The
+    root is an output of the operator if the group has one, else an input, else the first temporary. A view node that
+    would tie an output to an input or to another output has to copy, so it has no entry.
     """
     outside = set(operator.inputs)
     outputs = set(operator.outputs)

@@ -228,7 +228,7 @@ def _storage_full(problem: Problem, blocks: int) -> str:
     unit = problem.storage_block_bytes
     rounded = f" in blocks of {unit}" if unit > 1 else ""
     return (
-        f"the tensors written out take {blocks * unit:,} bytes{rounded}, but the storage of {problem.device!r} has "
+        f"the tensors written out take {blocks * unit:,} bytes{rounded}, but the storage of {problem.device!r} holds "
         f"{problem.storage_bytes:,}"
     )
 

@@ -1,4 +1,4 @@
-"""Devices as tables: all of them in a line each, or one with the source of every figure."""
+"""Devices as tables: a line for each, or one device with the source of every figure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from poetopt.util.units import show_bytes
 
 
 def device_document(device: Device) -> dict[str, object]:
-    """A device as plain data for JSON: its figures with value, unit, kind and source."""
+    """Return a device as plain data for JSON: its figures with value, unit, kind and source."""
     return {
         "name": device.name,
         "description": device.description,
@@ -28,7 +28,7 @@ def device_document(device: Device) -> dict[str, object]:
 
 
 def table_lines(devices: Sequence[Device]) -> list[str]:
-    """One line a device, and a heading."""
+    """Return a heading, and a line for each device."""
     rows = [("name", "RAM", "FLOP/s", "J/GFLOP", "page in, out", "description; kinds of figures")]
     rows += [
         (
@@ -45,7 +45,7 @@ def table_lines(devices: Sequence[Device]) -> list[str]:
 
 
 def device_lines(device: Device) -> list[str]:
-    """One device: every figure with its value, kind and source."""
+    """Return the lines on one device: every figure with its value, kind and source."""
     rows = []
     for figure in device.figures:
         value = str(figure.value).lower() if isinstance(figure.value, bool) else f"{figure.value:.5g}"

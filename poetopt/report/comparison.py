@@ -1,4 +1,4 @@
-"""Comparisons and fronts as text for people."""
+"""Comparisons, fronts and tables of batches as text for people."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _front_cells(point: FrontPoint, problem: Problem) -> tuple[str, ...]:
 
 HEADER = ("method", "energy", "overhead", "of baseline", "peak", "makespan", "recomputes", "paged", "took", "proof")
 SAME = 1e-9
-"""Relative: sums of the same joules in another order."""
+"""Relative difference of sums of the same joules in another order."""
 
 
 def comparison_lines(found: Comparison, after: str = "") -> list[str]:
@@ -132,7 +132,7 @@ def _comparison_proof(found: Comparison) -> str:
 
 
 def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
-    """The scopes of proofs in a table, in a line; none where there is nothing to explain."""
+    """Return the line that explains the scopes of proofs in a table, if there are any."""
     named = sorted({scope for scope in scopes if scope and scope != "store-all"})
     kinds = "; ".join(f"{scope_option(scope)}: {kind_words(scope)}" for scope in named)
     return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []
@@ -162,7 +162,7 @@ TOOK = HEADER.index("took")
 
 
 def _different(rows: Sequence[ComparisonRow], found: Comparison) -> Iterator[tuple[str, ...]]:
-    """The cells of each row with a plan; where all but its seconds is as in an earlier one, that one's method."""
+    """Yield the cells of each row with a plan; a row like an earlier one names that one's method instead."""
     first: dict[tuple[str, ...], str] = {}
     for row in rows:
         if row.energy_j is not None:
@@ -174,7 +174,7 @@ def _different(rows: Sequence[ComparisonRow], found: Comparison) -> Iterator[tup
 
 
 def _reasons(rows: Sequence[ComparisonRow]) -> list[str]:
-    """The reasons of methods without a plan, each once."""
+    """Return the reasons of the methods without a plan, each once."""
     alike: dict[str, list[str]] = {}
     for row in rows:
         if row.energy_j is None:
@@ -206,7 +206,10 @@ def _summary(found: Comparison) -> list[str]:
 
 
 def coinciding(found: Comparison) -> dict[str, str]:
-    """Methods whose overheads are those of an earlier one at every budget, and that one; not those without plans."""
+    """Return the methods whose overheads are those of an earlier method at every budget, with that method.
+
+    Methods without plans are left out.
+    """
     cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in found.rows}
     overheads = {name: [cells.get((name, budget)) for budget in found.budgets] for name in found.methods}
     told = [name for name in found.methods if any(overhead is not None for overhead in overheads[name])]
@@ -222,18 +225,19 @@ def _close(some: Sequence[float | None], others: Sequence[float | None]) -> bool
 
 
 def share(part: float, whole: float) -> str:
-    """`1.86 %`, or a dash where there is no whole."""
+    """Return a share as text: `1.86 %`, or a dash if the whole is 0."""
     return show_share(part / whole) if whole else "-"
 
 
 EXPENDABLE = ("took", "of baseline", "recomputes", "of store-all", "of a pass")
-"""Columns that a terminal may be too narrow for, the first to go first; JSON has them."""
+"""Columns that a narrow terminal leaves out, in this order; JSON has them."""
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Left-aligned names and proofs, right-aligned figures; where the terminal is too narrow, not all columns.
+    """Return the lines of a table: names and proofs on the left, figures on the right of their columns.
 
-    The last column is text, which goes on under its own start.
+    The last column is text, which continues under its own start. If the terminal is too narrow, some columns are left
+    out.
     """
     left_out = []
     while max(len(head) + min(len(text), LEAST // 2) for head, text in _heads(rows)) > terminal_width():
@@ -250,7 +254,7 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _heads(rows: Sequence[Sequence[str]]) -> list[tuple[str, str]]:
-    """Each row without its last cell, and that."""
+    """Return each row without its last cell, aligned, and that cell."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     words = {0} | {k for k, name in enumerate(rows[0]) if name == "proof"}
     pads = [str.ljust if k in words else str.rjust for k in range(len(widths))]

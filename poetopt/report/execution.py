@@ -1,7 +1,4 @@
-"""The outcome of an execution, for people.
-
-What a training showed, for people.
-"""
+"""Summaries of executions and trainings on onnxruntime, for people and for JSON."""
 
 from __future__ import annotations
 
@@ -32,12 +29,12 @@ if TYPE_CHECKING:
 
 
 def document(graph: TrainingGraph | None, ended: Figures, **more: object) -> dict[str, object]:
-    """The object of `run --json` and `train --json`: figures, and what they depend on."""
+    """Return the object of `run --json` and `train --json`: the figures, and the important notes."""
     return {**ended.to_dict(), **more, "important": notes.document(graph.notes if graph else ())}
 
 
 def epoch_text(position: Position, epochs: int) -> str:
-    """One epoch's line."""
+    """Return the line of an epoch."""
     text = f"epoch {position.epoch} of {epochs}: loss {position.losses[-1]:.6g}"
     if position.validations and position.validations[-1]["epoch"] == position.epoch:
         text += f"; validation {_validation(position.validations[-1])}"
@@ -104,17 +101,17 @@ def _validation(found: Mapping[str, Any]) -> str:
 
 
 FAR = 0.15
-"""From this share on, a step's seconds are not those that it was planned with."""
+"""Relative deviation of a measured step from the predicted one that asks for a new profile."""
 
 
 def predicted(plan: Plan) -> Simulation | None:
-    """The plan's step as it was costed; None unless this machine's own profile gave all of its seconds."""
+    """Return the simulation of a plan whose seconds all come from this machine's profile; None for others."""
     simulation = simulate(plan)
     return simulation if costed_on(plan.problem, machine(), storage=simulation.bytes_paged > 0) else None
 
 
 def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
-    """The object of `run --json`."""
+    """Return the object of `run --json`."""
     costed = predicted(plan)
     return document(
         plan.problem.graph,
@@ -126,7 +123,7 @@ def execution_document(plan: Plan, execution: Execution) -> dict[str, object]:
 
 
 def zero_gradients(execution: Execution) -> int:
-    """Number of gradients that are 0 all over."""
+    """Return the number of gradients that are 0 everywhere."""
     return sum(name.endswith(".grad") and not np.any(array) for name, array in execution.results.items())
 
 
@@ -154,14 +151,14 @@ def execution_rows(plan: Plan, execution: Execution) -> tuple[str, list[Row]]:
 
 
 def moved_words(paged: int, streamed: int) -> str:
-    """Traffic with storage in a step; empty where nothing does."""
+    """Return the traffic with storage in a step, in words; empty if there is none."""
     parts = [f"{show_bytes(paged)}{' in whole tensors' if streamed else ''}"] if paged else []
     parts += [f"{show_bytes(streamed)} in chunks inside operators"] if streamed else []
     return " and ".join(parts)
 
 
 def process_words(total_bytes: int, peak_bytes: int | None) -> str:
-    """Return what the process that takes the steps had resident at most, beside what was planned."""
+    """Return the peak of the process that takes the steps, in words: planned bytes, and the others."""
     if peak_bytes is None:
         return f"{show_bytes(total_bytes)} planned; the system doesn't say what the process took"
     beside = show_bytes(max(0, peak_bytes - total_bytes))
@@ -194,12 +191,12 @@ def alone_rows(alone: Alone) -> list[Row]:
 
 
 def process_base_words(base_bytes: int) -> str:
-    """Return what the process had resident before the step was prepared."""
+    """Return the resident bytes of the process before the step was prepared, in words."""
     return f"{show_bytes(base_bytes)} before the kernels were prepared"
 
 
 def _culprits(execution: Execution) -> str:
-    """The arrays of the batch that hold NaN or infinity, or other places to look."""
+    """Return the arrays of the batch that hold NaN or infinity, or other places to look."""
     bad = [name for name, a in execution.batch.items() if a.dtype.kind == "f" and not np.isfinite(a).all()]
     if not bad:
         return "look at the data and the model's parameters"
@@ -207,7 +204,7 @@ def _culprits(execution: Execution) -> str:
 
 
 def predicted_words(predicted_s: float, step_s: float) -> str:
-    """A step's seconds by the profile beside those that it took."""
+    """Return the seconds of a step by the profile beside the measured ones, in words."""
     ratio = step_s / predicted_s
     text = f"{show_seconds(predicted_s)} a step by this machine's profile; measured / predicted = {ratio:.2f}"
     if abs(ratio - 1) > FAR:
@@ -237,18 +234,18 @@ def training_text(plan: Plan, ended: TrainingRun, after: str = "") -> str:
 
 
 def optimizer_words(ended: Trained | TrainingRun | DeviceTraining) -> str:
-    """The step's own optimizer, with its hyperparameters."""
+    """Return the optimizer of the step and its hyperparameters, in words."""
     return ", ".join([ended.optimizer, *(f"{name} {value:g}" for name, value in ended.hyperparameters.items())])
 
 
 def left_out_rows(ended: Trained | DeviceFit) -> list[tuple[str, str]]:
-    """A row on what fills no batch; none where there is nothing."""
+    """Return a note on the rows of an epoch that fill no batch, if there are any."""
     text = f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out"
     return [("note", text)] if ended.left_out else []
 
 
 def diverged_words(ended: TrainingRun) -> str:
-    """The message on a loss that is no number."""
+    """Return the message on a loss that is no number."""
     last = ended.last_finite_loss
     if last is None:
         return (
@@ -263,7 +260,7 @@ def diverged_words(ended: TrainingRun) -> str:
 
 
 def said(plan: Plan) -> tuple[str, ...]:
-    """Notes of the frontend and the loss on the network."""
+    """Return the notes of the frontend and the loss on the network."""
     return plan.problem.graph.notes if plan.problem.graph else ()
 
 
@@ -291,7 +288,7 @@ def _training_memory(ended: TrainingRun) -> str:
     if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
         text += f" + kernels {ended.kernel_workspace_bytes:,} B = peak {ended.measured_peak_bytes:,} B"
     text += f"; budget {ended.budget_bytes:,} B"
-    # states of an optimizer that is part of the step lie where the plan has them
+    # the states of an optimizer inside the step are part of the arena
     return text + (f"; {ended.optimizer} {ended.optimizer_bytes:,} B" if ended.optimizer_bytes else "")
 
 

@@ -1,13 +1,4 @@
-"""All of a training, where a solve was asked about more than one step: steps, hours, joules.
-
-Into how many parts a batch was cut to see which takes the least energy, and what each number came to.
-
-Which batches fit which memory, and what a sample then takes.
-
-The largest batch that fits, and what refuses the next one.
-
-All the RAM of a step, in figures: the schedule's, and what stands beside it.
-"""
+"""Figures of goals beyond one step: a whole training, parts of a batch, batches that fit, and all RAM of a step."""
 
 from __future__ import annotations
 
@@ -29,14 +20,18 @@ from poetopt.util.units import show_share
 
 @dataclass(frozen=True, kw_only=True)
 class PartsTried(Figures):
-    """Knowledge of one number of parts.
+    """Result of one number of parts.
 
+    Attributes
+    ----------
     parts
-        How many.
-    energy_j, energy_bound_j, time_s, total_ram_bytes
-        Of a step by the best schedule found, and what none goes below; None where none was found.
+        Number of parts that the batch is cut into.
+    energy_j, time_s, total_ram_bytes
+        Figures of a step by the best schedule found; None if none was found.
+    energy_bound_j
+        Energy that no schedule is below.
     why
-        Why there is none, or why none was looked for; "" beside a schedule.
+        Reason why there is no schedule, or why none was searched; "" beside a schedule.
     """
 
     parts: int
@@ -47,22 +42,24 @@ class PartsTried(Figures):
     why: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """An entry of `micro_batches_tried` of `solve --json`."""
+        """Return an entry of `micro_batches_tried` of `solve --json`."""
         found = super().to_dict()
         return {"micro_batches": found.pop("parts"), **found, "why": self.why or None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch(Figures):
-    """The find of `--batch max`.
+    """Result of `--batch max`.
 
+    Attributes
+    ----------
     batch
-        The largest with a known schedule.
+        Largest batch with a known schedule.
     refused, why
-        The smallest batch above it that is proven to have none, and why; None where all that can be asked for may fit.
-        Between the two nothing is known: no schedule was found, and none is proven impossible.
+        Smallest batch above it that is proven to have no schedule, and the reason; None if all batches up to `most` may
+        fit. Batches between the two are unknown: no schedule was found, and none is proven impossible.
     most
-        What can be asked for: samples of an epoch, or what a size may be.
+        Largest batch that can be asked for: the samples of an epoch, or the limit of a size.
     """
 
     batch: int
@@ -72,22 +69,24 @@ class LargestBatch(Figures):
 
     @property
     def proven(self) -> bool:
-        """Tell whether one sample more is proven to have no schedule, or can't be asked for."""
+        """Whether one sample more is proven to have no schedule, or can't be asked for."""
         return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
     def to_dict(self) -> dict[str, object]:
-        """The object `largest_batch` of `solve --json`."""
+        """Return the object `largest_batch` of `solve --json`."""
         return {**figures(self, ("batch", "proven", "refused")), "why": self.why or None}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WholeTraining:
-    """All of a training with one schedule.
+    """A whole training with one schedule.
 
+    Attributes
+    ----------
     steps
-        How many steps there are: whole batches, as training takes them; what is left of an epoch is left out.
+        Number of steps. Only whole batches count; the rest of an epoch is left out.
     epochs, samples, batch
-        What they come from: samples of an epoch, and of a step. None where the steps were given.
+        Epochs, samples of an epoch, and samples of a step; None if the number of steps was given.
     """
 
     steps: int = 1
@@ -96,7 +95,15 @@ class WholeTraining:
     batch: int | None = None
 
     def of(self, simulation: Simulation | None, limit_s: float | None, step_j: float) -> dict[str, object]:
-        """The object `training` of `solve --json`: all of the training by a schedule whose step takes `step_j`."""
+        """Return the object `training` of `solve --json`.
+
+        Parameters
+        ----------
+        limit_s
+            Deadline of a step, if there is one.
+        step_j
+            Energy of a step, in joules.
+        """
         return {
             **asdict(self),
             "left_out": None if self.samples is None or self.batch is None else self.samples % self.batch,
@@ -110,7 +117,13 @@ class WholeTraining:
 def training_run(
     problem: Problem, *, steps: int = 1, epochs: int | None = None, samples: int | None = None
 ) -> WholeTraining | None:
-    """The training that was asked about; None for a step alone. Raises OptionError."""
+    """Return the training that the options describe; None for a single step.
+
+    Raises
+    ------
+    OptionError
+        The options contradict each other, or one of them is missing.
+    """
     if epochs is None and samples is None:
         if steps < 1:
             raise OptionError(f"--steps {steps}: must be at least 1")
@@ -135,20 +148,23 @@ def training_run(
 
 
 def batch_of(problem: Problem) -> int | None:
-    """Samples of a step: the size of the first input's first axis; None without a network, or without such an axis."""
+    """Return the samples of a step: the size of the first input's first axis.
+
+    None without a network, or without such an axis.
+    """
     graph = problem.graph
     shape = graph.whole.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
     return shape[0] if shape else None
 
 
 def step_energy_j(solution: Solution) -> float:
-    """Joules of a step: the simulator's, and idle power's where that was asked for; 0 without a plan."""
+    """Return the joules of a step, with idle power if it was asked for; 0 without a plan."""
     plan, simulation, chosen = solution.plan, solution.simulation, formulation(solution.options.formulation)
     if plan is None or simulation is None:
         return 0.0
     joules, baseline_j = simulation.energy_j, plan.problem.baseline_energy_j
     for block in chosen.blocks:
-        # the block whose joules are drawn like the simulator's. A tariff's are a weight.
+        # only idle power is drawn as joules: a tariff's joules are weights
         if block.name == "static_power" and block.base_j is not None and block.adds_j is not None:
             joules += block.base_j(plan.problem, baseline_j)
             joules += block.adds_j(Trial(plan, simulation, baseline_j, simulation.overhead_j))
@@ -156,25 +172,27 @@ def step_energy_j(solution: Solution) -> float:
 
 
 CHEAP = 0.10
-"""The share of energy over ordinary training's that is little."""
+"""Share of more energy than store-all that counts as little."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fits(Figures):
     """One batch in one memory.
 
+    Attributes
+    ----------
     memory_bytes, batch
-        What was asked.
+        The RAM of a whole step, and the batch.
     ordinary_ram_bytes
-        What the step takes without recomputing or paging; None where that isn't known.
+        RAM of the step without recomputing or paging; None if unknown.
     total_ram_bytes
-        What it takes by the plan; None where there is none.
+        RAM of the step by the plan; None without a plan.
     energy_j, time_s
-        Of a sample, by the device's figures.
+        Figures of a sample, by the device's figures.
     overhead
-        The plan's energy over that of ordinary training, as a share.
+        Energy of the plan over that of store-all, as a share.
     why
-        The reason where nothing fits.
+        Reason why the batch doesn't fit, or "".
     """
 
     memory_bytes: int
@@ -187,7 +205,7 @@ class Fits(Figures):
     why: str = ""
 
     def cheap(self, most: float) -> bool:
-        """Tell whether it fits with at most this overhead."""
+        """Return whether the batch fits with at most this overhead."""
         return self.overhead is not None and self.overhead <= most
 
 
@@ -215,7 +233,7 @@ def advice(chosen: Fits | None, most: float = CHEAP) -> str:
 
 
 def clips(problem: Problem) -> bool:
-    """Tell whether the step clips by the norm of all gradients."""
+    """Return whether the step clips by the norm of all gradients."""
     return problem.recipe.get(CLIP) is True
 
 
@@ -223,7 +241,13 @@ OF_PARAMETERS = (Role.PARAMETER, Role.OPTIMIZER_STATE)
 
 
 def memory_document(problem: Problem, plan: Plan | None, taken_bytes: int | None) -> dict[str, object]:
-    """All of the RAM in `solve --json`; None without a plan, whose `taken_bytes` have the reserve of kernels."""
+    """Return the whole RAM of a step for `solve --json`; None without a plan.
+
+    Parameters
+    ----------
+    taken_bytes
+        RAM of the schedule, with the reserve of kernels.
+    """
     lasting = None if plan is None else plan.problem.nbytes(plan.problem.lasting)
     total, limit = None if taken_bytes is None else problem.beside_bytes + taken_bytes, problem.device_ram_bytes
     return {
@@ -234,12 +258,12 @@ def memory_document(problem: Problem, plan: Plan | None, taken_bytes: int | None
 
 
 def taken_bytes(plan: Plan, peak_bytes: int, arena_bytes: int) -> int:
-    """RAM that a schedule takes, the reserve of kernels included; peak and arena as found."""
+    """Return the RAM of a schedule with this peak and arena, with the reserve of kernels."""
     return max(peak_bytes, arena_bytes + plan.problem.reserve_bytes)
 
 
 def _resident(problem: Problem) -> int | None:
-    """Bytes of parameters and states in the resident region; None without a network."""
+    """Return the bytes of parameters and states in the resident region; None without a network."""
     graph = problem.graph
     if graph is None:
         return None

@@ -1,7 +1,4 @@
-"""A model at rest, as `poetopt inspect` shows it: its contents, and what training it takes.
-
-What one training step needs in bytes, before anything is solved.
-"""
+"""Contents of a model, and the RAM, energy and time of its training, as `poetopt inspect` shows them."""
 
 from __future__ import annotations
 
@@ -31,19 +28,20 @@ from poetopt.util.work import Work
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Needs of one training step, in bytes.
+    """RAM of one training step, before anything is solved.
 
-    store_all_peak_bytes
-        The peak of ordinary training, and `peak_operator`, which runs then.
+    Attributes
+    ----------
+    store_all_peak_bytes, peak_operator
+        Peak of store-all, and the operator that runs then.
     peak
-        What is live at that moment: (name, kind, bytes), the largest first; the operator's workspace and what
-        is reserved for kernels are among them.
+        Live bytes at that moment: (name, kind, bytes), the largest first, with workspace and the reserve of kernels.
     least_ram_bytes
-        The smallest budget with a known schedule (None: none was found).
+        Smallest budget with a known schedule; None if none was found.
     least_ram_cut_short
         Whether the search for it ended at its limit of work, so that less RAM may do.
     ram_bound_bytes, binding_operator
-        No schedule has less RAM, because this operator needs so much (or the graph inputs: an empty name).
+        RAM that no schedule is below, and the operator that needs it; "" if the graph inputs do.
     """
 
     problem: Problem = field(repr=False)
@@ -56,7 +54,7 @@ class Needs:
     binding_operator: str
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         problem = self.problem
         return {
             "operators": len(problem.operators),
@@ -71,7 +69,7 @@ class Needs:
         }
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes at the peak by kind of tensor."""
+        """Return the bytes at the peak by kind of tensor."""
         sums: dict[str, int] = {}
         for _, kind, nbytes in self.peak:
             sums[kind] = sums.get(kind, 0) + nbytes
@@ -81,7 +79,6 @@ class Needs:
         """Return the rows for people, without those of `fit` and `proof`."""
         peak = self.store_all_peak_bytes
         kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in self.by_kind().items())
-        # number of the largest tensors that are named
         largest = ", ".join(f"{name} {show_bytes(nbytes)}" for name, _, nbytes in self.peak[:6])
         backward = sum(operator.backward for operator in self.problem.operators)
         rows: list[Row] = [
@@ -115,7 +112,10 @@ class Needs:
 
 
 def needs(problem: Problem) -> Needs:
-    """Look at a problem without solving it: the search for the least RAM is limited, and all else is linear."""
+    """Return the RAM that a training step needs, without solving the problem.
+
+    The search for the least RAM is limited by counted work; all else is linear.
+    """
     plan = ordinary(problem)
     live, beside = simulate(plan).live_bytes, 0
     after = closing_of(problem, plan.instructions)
@@ -139,7 +139,7 @@ def needs(problem: Problem) -> Needs:
 
 
 def _binding(problem: Problem) -> str:
-    """The operator that no schedule has less RAM than, in the parts of a batch or behind them; "" for the inputs."""
+    """Return the operator that binds the least RAM, in the parts or behind them; "" for the graph inputs."""
     needed, closing = problem.least_ram_bytes, problem.closing
     if closing is not None and closing.least_ram_bytes == needed:
         return _binding(closing)
@@ -148,7 +148,13 @@ def _binding(problem: Problem) -> str:
 
 
 def _live_at(plan: Plan, at: int, total_bytes: int, beside_bytes: int) -> tuple[tuple[str, str, int], ...]:
-    """The parts of `total_bytes` that instruction `at` of a plan takes, the largest first; some of it lies beside."""
+    """Return the parts of `total_bytes` at instruction `at` of a plan, the largest first.
+
+    Parameters
+    ----------
+    beside_bytes
+        Bytes of `total_bytes` that lie beside the schedule.
+    """
     problem = plan.problem
     machine = Machine(problem)
     *before, last = effects(problem).each(plan.instructions[: at + 1])
@@ -172,17 +178,20 @@ def _kind(problem: Problem, tensor: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Inspection:
-    """A model at rest.
+    """Contents of a model, and what its training needs.
 
+    Attributes
+    ----------
     unsupported
         (node, op) of the operators on the way to the loss that have no gradient rule.
     training_error
-        Why no training step could be derived, where that is so; then `needs` is None.
+        Reason why no training step could be derived; `needs` is None then.
     paged
-        What a step takes whose parameters have their home on storage (with updates by `sgd`): its figures are all of
-        its RAM but `resident_bytes`. None without a device that has storage.
+        Needs of a step by `sgd` with its parameters on storage: of all its RAM but `resident_bytes`. None without a
+        device
+        that has storage.
     resident
-        The resident region by what it is for, in bytes.
+        Bytes of the resident region by purpose.
     device
         Name of the device that was asked for, or None.
     """
@@ -197,7 +206,7 @@ class Inspection:
     device: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data for JSON."""
+        """Return plain data for JSON."""
         problem = self.needs.problem if self.needs else None
         known = problem if self.device is not None else None
         return {
@@ -311,7 +320,7 @@ def _resident_rows(problem: Problem, resident: Mapping[str, int]) -> list[Row]:
 
 
 def _paged(found: Needs) -> dict[str, object]:
-    """Needs of all of a step whose parameters are paged."""
+    """Return the needs of a whole step whose parameters are paged, for JSON."""
     problem, least = found.problem, found.least_ram_bytes
     return {
         "optimizer": str(problem.recipe.get("optimizer", "none")),
@@ -325,7 +334,7 @@ def _paged(found: Needs) -> dict[str, object]:
 
 
 def _stored_bytes(problem: Problem) -> int:
-    """Bytes with their home on storage, in the parts of a batch or behind them."""
+    """Return the bytes with their home on storage, in the parts of a batch or behind them."""
     steps = [one for one in (problem, problem.closing) if one is not None]
     return sum({one.tensors[i].name: one.tensors[i].nbytes for one in steps for i in one.stored_at_start}.values())
 

@@ -1,7 +1,4 @@
-"""Rows of label and text as a block of plain text, as wide as the terminal, or as logs show it.
-
-A solve on its way, in lines for people.
-"""
+"""Layout of summaries as plain text, as wide as the terminal; and the progress of a solve in lines."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from poetopt.util.units import show_amount, show_share
 
 
 def progress_line(progress: Progress) -> str:
-    """`12.3 s  overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %: search, up to 4 operators recomputed in a row`."""
+    """Return a line such as `12.3 s  overhead 11.7 mJ, bound 11.2 mJ, gap 4.3 %: search, ...`."""
     if not progress.scope:  # nothing is searched yet
         return f"{progress.elapsed_s:.1f} s  {progress.phase}"
     overhead, bound = progress.overhead_j, progress.overhead_bound_j
@@ -31,7 +28,7 @@ def progress_line(progress: Progress) -> str:
 
 
 def listening(told: Told, listener: Listener | None) -> Listener | None:
-    """A listener that tells a line at each new phase, and where figures are new every few seconds."""
+    """Return a listener that reports a line at each new phase, and every few seconds if figures changed."""
     if told is silent:
         return listener
     last: Progress | None = None
@@ -46,7 +43,7 @@ def listening(told: Told, listener: Listener | None) -> Listener | None:
         else:
             figures = (progress.overhead_j, progress.overhead_bound_j)
             new = figures != (before.overhead_j, before.overhead_bound_j)
-            # between two lines of the same phase
+            # at most a line every two seconds in the same phase
             new = new and progress.elapsed_s >= before.elapsed_s + 2.0
         if new:
             last = progress
@@ -56,22 +53,22 @@ def listening(told: Told, listener: Listener | None) -> Listener | None:
 
 
 WIDTH = 116
-"""In characters, where there is no terminal."""
+"""Characters of a line without a terminal."""
 LEAST = 40
-"""Nothing is laid out narrower: names and figures would stand alone on their lines."""
+"""Least width: names and figures would stand alone on narrower lines."""
 _UNITS = "(?:[kMGmµn]?(?:B|J|s|W)|[KMG]iB|min|h|bytes|datasheet|derived|estimate|measured|paper)"
 UNIT = rf"(?<=\d) (?={_UNITS}\b|%)|(?<=\d min) (?=\d+ s\b)|(?<=\d h) (?=\d+ min\b)"
 TIE = "\N{NO-BREAK SPACE}"
-"""A number and its unit stay together."""
+"""Character that keeps a number and its unit on one line."""
 
 
 def terminal_width() -> int:
-    """Characters in a line: what COLUMNS says, or the terminal that is printed on; else a width for logs."""
+    """Return the characters of a line: of the terminal or COLUMNS, else a width for logs."""
     return max(LEAST, shutil.get_terminal_size((WIDTH, 24)).columns)
 
 
 Row = tuple[str, str]
-"""Label and text of a line, or of several, in a summary."""
+"""Label and text of a row of a summary."""
 
 
 class Exact(tuple[str, str]):
@@ -129,7 +126,7 @@ def table(title: str, rows: Sequence[Row], width: int | None = None, *, verbose:
 
 
 def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
-    """Rows of cells below each other; the last column is text, and goes on under its own start."""
+    """Return rows of cells below each other; the last column is text, which continues under its own start."""
     width = terminal_width() if width is None else width
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]) - 1)]
     lines = []
@@ -143,13 +140,16 @@ def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of short cells, each as wide as the widest below it."""
+    """Return rows of short cells, each column as wide as its widest cell."""
     widths = [max(len(row[k]) for row in rows) for k in range(len(rows[0]))]
     return ["  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
-    """`text` in lines that begin with `first` and `rest`, broken between words, and never between number and unit."""
+    """Return `text` in lines that begin with `first` and `rest`.
+
+    Lines break between words, and never between a number and its unit.
+    """
     lines = textwrap.wrap(
         re.sub(UNIT, TIE, text),
         width,
@@ -162,7 +162,7 @@ def wrapped(text: str, width: int, first: str, rest: str) -> list[str]:
 
 
 def fitted(text: str, width: int) -> str:
-    """Lines that are too long are broken between words; what follows stands two further in."""
+    """Return a text whose long lines are broken between words; continued lines are indented by two more."""
     lines = []
     for line in text.split("\n"):
         if len(line) <= width:

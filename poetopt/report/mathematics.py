@@ -1,4 +1,4 @@
-"""Formulations and blocks that are installed, and their mathematics, for people and programs."""
+"""Installed formulations and blocks, and their mathematics, for people and programs."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _EXAMPLE = Problem(
         for producer, name in ((-1, "x"), (0, "y"), (1, "dx"))
     ),
 )
-"""A problem for which a block is made where only its words matter."""
+"""Problem for a block of which only the words matter."""
 OWN_OPTION = ("energy-limit",)
-"""Blocks that the command line has an option of their own for."""
+"""Blocks with an option of their own on the command line."""
 _TEX = (
     (r"\sum", "∑"), (r"\le", "≤"), (r"\ge", "≥"), (r"\in", "∈"), (r"\Phi", "Φ"), (r"\Psi", "Ψ"), (r"\mu", "μ"),
     (r"\min", "min"), (r"\max", "max"), (r"\cdot", "·"), (r"\times", "×"), (r"\notin", "∉"), (r"\cup", "∪"),
@@ -44,8 +44,10 @@ _FRAMES = ("$$", r"\begin{aligned}", r"\end{aligned}", r"\textstyle", "&&", "&",
 class CatalogueEntry:
     """A formulation, or a block that `--block` adds to one.
 
+    Attributes
+    ----------
     option
-        How the command line asks for it.
+        Spelling on the command line.
     """
 
     name: str
@@ -57,7 +59,7 @@ class CatalogueEntry:
     doc: str
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values; TeX as it is in the docstrings."""
+        """Return plain data for JSON, with TeX as in the docstrings."""
         return {
             **figures(self, ("name", "kind", "about", "option", "minimises", "doc")),
             "blocks": [_block_document(block) for block in self.blocks],
@@ -65,9 +67,12 @@ class CatalogueEntry:
 
 
 def catalogue(name: str | None = None) -> list[CatalogueEntry]:
-    """All that is installed, formulations first; or the one called `name`.
+    """Return the installed formulations and blocks, formulations first; or only the one called `name`.
 
-    Raises FormulationError for an unknown name, or an entry point that can't be loaded.
+    Raises
+    ------
+    FormulationError
+        There is no such name, or its entry point can't be loaded.
     """
     if name is None:
         found = [_or_broken(_formulation, known, "formulation") for known in formulations.names()]
@@ -92,7 +97,7 @@ def catalogue(name: str | None = None) -> list[CatalogueEntry]:
 
 
 def _alike(name: str) -> str:
-    """A name as names are compared: `flash-wear`, as options write it, is `flash_wear`, as Python does."""
+    """Return a name for comparing: `flash-wear` of options equals `flash_wear` of Python."""
     return name.replace("-", "_")
 
 
@@ -101,7 +106,7 @@ def _blocks(known: str) -> tuple[Block, ...]:
 
 
 def _or_broken(make: Callable[[str], CatalogueEntry], name: str, kind: str) -> CatalogueEntry:
-    """A package that is broken is listed as such, and doesn't keep the others from being listed."""
+    """Return the entry of a name; of a broken package one that says so, so that the others are listed."""
     try:
         return make(name)
     except (FormulationError, OptionError) as error:
@@ -130,7 +135,7 @@ def _option(name: str) -> CatalogueEntry:
 
 
 def listing(entries: list[CatalogueEntry]) -> str:
-    """A paragraph each: what it is, how to ask for it, which blocks it has."""
+    """Return a paragraph for each entry: its summary, its option, its blocks."""
     parts = []
     for entry in entries:
         rows = [("ask with", entry.option)] if entry.option else []
@@ -145,7 +150,7 @@ def listing(entries: list[CatalogueEntry]) -> str:
 
 
 def page(entry: CatalogueEntry) -> str:
-    """One entry in full: the mathematics of each of its blocks as text."""
+    """Return one entry in full: the mathematics of each of its blocks as text."""
     heading = f"{entry.kind} {entry.name}: {entry.about}\n{entry.option}"
     parts = [heading]
     rest = entry.doc.partition("\n\n")[2]
@@ -158,7 +163,7 @@ def page(entry: CatalogueEntry) -> str:
 
 
 def readable(doc: str) -> str:
-    """A docstring with its TeX as plain text: `r_{j,t} ≤ 1`."""
+    """Return a docstring with its TeX as plain text: `r_{j,t} ≤ 1`."""
     lines = []
     for line in doc.splitlines():
         text = line

@@ -1,7 +1,4 @@
-"""The outcome of a step in C, and the emitted files, for people.
-
-What was measured, for people and for JSON.
-"""
+"""Summaries of steps in C, of emitted files and of profiles, for people and for JSON."""
 
 from __future__ import annotations
 
@@ -24,11 +21,11 @@ if TYPE_CHECKING:
     from poetopt.api.on_device import Emitted
 
 SLOWEST = 12
-"""Operators that are named with their instructions."""
+"""Number of operators that are named with their instructions."""
 
 
 def profile_document(graph: Graph, found: Profile, merged: Profile) -> dict[str, object]:
-    """The object of `profile --json`."""
+    """Return the object of `profile --json`."""
     storage = found.storage
     return {
         "model": graph.name,
@@ -45,7 +42,7 @@ def profile_document(graph: Graph, found: Profile, merged: Profile) -> dict[str,
 
 
 def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> str:
-    """The summary of `poetopt profile`."""
+    """Return the summary of `poetopt profile`."""
     keys = signatures(graph)
     rows = [
         (
@@ -74,7 +71,7 @@ def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> st
 
 
 def instructions_text(emulated: EmulatedProfile) -> str:
-    """The time of a step on an emulated core: the operators that take most of it, and all."""
+    """Return the table of instructions and time on an emulated core: the slowest operators, and all."""
     rows: list[Sequence[str]] = [
         ("operator", "instructions", "cycles: low", "middle", "high", "middle", "most of these")
     ]
@@ -97,7 +94,7 @@ def _row(name: str, one: Modelled, clock_hz: float) -> Sequence[str]:
 
 
 def _step_s(graph: Graph, profile: Profile) -> float:
-    """Seconds of all measured operators of a step."""
+    """Return the seconds of all measured operators of a step."""
     return sum(profile.operators[key].time_s for key in signatures(graph).values() if key in profile.operators)
 
 
@@ -106,7 +103,7 @@ def _missing(graph: Graph, profile: Profile) -> list[str]:
 
 
 def _slowest(graph: Graph, profile: Profile) -> str:
-    """The three kinds that take most of the step."""
+    """Return the three kinds of operators that take most of the step, in words."""
     sums: dict[str, float] = {}
     for key in signatures(graph).values():
         if key in profile.operators:

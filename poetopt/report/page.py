@@ -1,12 +1,11 @@
-"""A plan as one HTML page that needs nothing else: no network, no other file, no server.
+"""A plan as one HTML page that needs nothing else (no network, no other file, no server), or as one picture.
 
-The page holds the plan's tables as JSON, and scripts that draw them; every figure in it is the simulator's.
-Names come from models that anybody may have written, so the markup is escaped, the scripts set text and never
-markup, and a content security policy forbids the page to load anything.
+The page holds the plan's tables as JSON, and scripts that draw them; every figure in it is the simulator's. Names come
+from models of any origin. So the markup is escaped, the scripts set text and never markup, and a content security
+policy forbids the page to load anything.
 
-A plan as one picture for papers and slides: schedule, memory, timeline. Needs matplotlib (the extra `plot`).
-
-Drawn without pyplot: no global state, no window system, the same bytes every time.
+The picture has schedule, memory and timeline, for papers and slides. It needs matplotlib (the extra `plot`). It is
+drawn without pyplot: no global state, no window system, the same bytes every time.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from poetopt.plan.instructions import Action
 from poetopt.report import summary
+from poetopt.report.layout import Exact
 from poetopt.report.view import Lane, SliceKind, View, paged, recomputed, streamed, timeline
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.text import shown
@@ -56,9 +56,14 @@ _SETTINGS: dict[Any, Any] = {
 
 
 def figure_bytes(view: View, form: str) -> bytes:
-    """The picture as a file of the given format (`FORMATS`).
+    """Return the picture as a file of the given format (`FORMATS`).
 
-    Raises BackendUnavailableError without matplotlib, PlanError where the plan is not valid.
+    Raises
+    ------
+    BackendUnavailableError
+        matplotlib is not installed.
+    PlanError
+        The plan is not valid.
     """
     try:
         import matplotlib
@@ -120,7 +125,7 @@ def _matrix(axes: Axes, view: View) -> None:
             written[step.target] = stage
             marks[SliceKind.PAGE_IN if step.action is Action.PAGE_IN else SliceKind.PAGE_OUT].append((column, stage))
     _rectangles(axes, stored, STORED, "on storage")
-    # Of many operators a cell would be too small to be seen: what the schedule adds gets a size of its own.
+    # With many operators, cells would be too small to be seen: recomputes and transfers get a least size.
     least = max(operators / 190, 1.0)
     for kind, cells in marks.items():
         size = least if kind in (SliceKind.RECOMPUTE, SliceKind.PAGE_OUT, SliceKind.PAGE_IN) else max(least / 2, 1.0)
@@ -165,13 +170,13 @@ def _lanes(axes: Axes, view: View) -> None:
     end = 1.02 * view.simulation.makespan_s or 1.0
     if view.deadline_s is not None:
         said = f"deadline {show_seconds(view.deadline_s)}"
-        # A deadline of more than this many times the step isn't on the axis of time
+        # a deadline of more than this many times the step is named beside the axis
         if view.deadline_s <= 1.2 * end:
             end = max(end, 1.02 * view.deadline_s)
             axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
             axes.annotate(said, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,
                           ha="right", va="center")  # fmt: skip
-        else:  # far off: the step would be all at the left
+        else:  # on the axis it would squeeze the step to the left
             axes.annotate(f"{said} →", (1, 0.5), xycoords="axes fraction", xytext=(-3, 0), textcoords="offset points",
                           color=BUDGET, ha="right", va="center")  # fmt: skip
     axes.set(xlim=(0, end), ylim=(-0.5, 1.5), xlabel="seconds")
@@ -179,7 +184,7 @@ def _lanes(axes: Axes, view: View) -> None:
 
 
 def _rectangles(axes: Axes, boxes: Sequence[tuple[float, float, float, float]], colour: str, label: str) -> None:
-    """Boxes of x, y, width and height in one collection, with one entry in the legend."""
+    """Draw boxes of x, y, width and height as one collection with one entry in the legend."""
     from matplotlib.collections import PolyCollection
 
     if boxes:
@@ -188,12 +193,12 @@ def _rectangles(axes: Axes, boxes: Sequence[tuple[float, float, float, float]], 
 
 
 _PARTS = ("base", "axis", "inspector", "matrix", "ram", "memory", "lanes", "energy", "tables", "main")
-"""The scripts, in the order in which they need each other."""
+"""The scripts; each needs those before it."""
 _ACTIONS = (Action.COMPUTE, Action.PAGE_OUT, Action.PAGE_IN, Action.FREE)
 
 
 def page(view: View) -> str:
-    """The page. Raises PlanError where the plan is not valid."""
+    """Return the page. Raises PlanError if the plan is not valid."""
     holes = {
         "TITLE": html.escape(view.title),
         "SUBTITLE": html.escape(_subtitle(view)),
@@ -205,23 +210,25 @@ def page(view: View) -> str:
         "DATA": _embedded(page_data(view)),
         "SCRIPT": "\n".join(_asset(f"{part}.js") for part in _PARTS),
     }
-    # In one pass, so that nothing that is filled in can hold a hole of its own.
+    # In one pass, so that no inserted text can contain a placeholder.
     return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: holes[match[1]], _asset("page.html"))
 
 
 def frame(view: View, height: int = 900) -> str:
-    """The page inside a frame of `height` pixels, for notebooks: its styles and keys stay its own."""
+    """Return the page inside a frame of `height` pixels, for notebooks: its styles and keys stay its own."""
     attributes = f'style="width:100%;height:{height}px;border:0" title="{html.escape(view.title)}"'
     return f'<iframe sandbox="allow-scripts" {attributes} srcdoc="{html.escape(page(view))}"></iframe>'
 
 
 def page_data(view: View) -> dict[str, object]:
-    """The data that the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
+    """Return the data that the page draws: tables by column, in bytes, seconds and joules, indexed as in the plan.
 
-    `steps` has an entry an instruction, `buffers` one an allocation, `slices` one a stretch of time on a lane,
-    `store_all_live_bytes` one an operator.
-    `streamed` has an entry a compute that streams, by its instruction; `more_j` is what it takes above a plain one.
-    `action` counts compute, page_out, page_in, free; `kind` and `lane` are in the order of `SliceKind` and `Lane`.
+    `steps` has an entry for each instruction, `buffers` for each allocation, `slices` for each stretch of time on a
+    lane,
+    `store_all_live_bytes` for each operator. `streamed` has an entry for each compute that streams, by its instruction;
+    `more_j` is its energy above a compute that doesn't. `action` counts compute, page_out, page_in, free; `kind` and
+    `lane`
+    are in the order of `SliceKind` and `Lane`.
     """
     problem, simulation = view.problem, view.simulation
     instructions = view.plan.instructions
@@ -303,7 +310,7 @@ def page_data(view: View) -> dict[str, object]:
 
 
 def _embedded(data: dict[str, object]) -> str:
-    """JSON that can stand in a script element: nothing in it can end the element or open a comment."""
+    """Return JSON for a script element: nothing in it can end the element or open a comment."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -319,10 +326,11 @@ def _subtitle(view: View) -> str:
 
 
 CLAUSE = re.compile(r"((?:\([^)]*\)|[^(,;:]|[,;:](?! ))+)(?:[,;:] )?(.*)", flags=re.DOTALL)
-"""A first clause, which may have brackets, and what is behind it."""
+"""A first clause, which may contain brackets, and the rest."""
 
 
 def _facts(view: View) -> str:
+    """Return the blocks of figures below the title: the answer's, and what is moved."""
     return "".join(
         f"<div class=fact><dt>{html.escape(label)}</dt><dd class=value>{html.escape(parts[1])}</dd>"
         f"<dd class=remark>{html.escape(parts[2])}</dd></div>"
@@ -332,14 +340,16 @@ def _facts(view: View) -> str:
 
 
 def _made_by(view: View) -> str:
-    """The claim on the schedules that were searched, and what made the plan."""
+    """Return the claim on the schedules that were searched, and what made the plan."""
     claim, made = summary.proof_exact(view.document), summary.made_by(view.document)
     return " ".join(part for part in (f"Searched: {claim}" if claim else "", f"{made}." if made else "") if part)
 
 
 def _notes(view: View) -> str:
-    shown = (text for label, text in summary.rows(view.document) if label == "note")
-    return "".join(f"<li>{html.escape(note)}</li>" for note in shown)
+    """Return the list of the notes, and of the rows that summaries have with `--verbose`."""
+    rows = [row for row in summary.rows(view.document) if row[0] == "note" or isinstance(row, Exact)]
+    texts = (text if label == "note" else f"{label}: {text}" for label, text in rows)
+    return "".join(f"<li>{html.escape(text)}</li>" for text in texts)
 
 
 def _asset(name: str) -> str:

@@ -1,6 +1,6 @@
 """Pictures of comparisons and fronts: the paper's Fig. 3, and energy against RAM with its proven band.
 
-Made to be read in grey: methods differ by marker and line, and POET's line is the heavy one. Matplotlib is an extra.
+They can be read in grey: methods differ by marker and line, and POET's line is the heavy one. matplotlib is an extra.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ STYLES: dict[str, tuple[str, str, LineStyle]] = {
     "poet-remat-only": ("#e0806f", "p", (0, (2, 1))),
     "poet": ("#000000", "o", "-"),
 }
-"""Colour, marker and line. Without colour, what belongs together (three greys, two readings, two ablations) still
-differs by how light it is and by its line, not by markers alone."""
+"""Colour, marker and line. Without colour, methods that belong together (three greys, two readings, two ablations)
+still differ by lightness and line, not by markers alone."""
 OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
     ("#444444", "d", "--"), ("#888888", "8", "-."), ("#666666", "H", ":"), ("#aaaaaa", "1", "-"),
 )  # fmt: skip
 
 
 def check_picture(path: str | os.PathLike[str]) -> None:
-    """Raise OptionError for a suffix that is no picture's, BackendUnavailableError without matplotlib."""
+    """Raise OptionError for a suffix of no picture, BackendUnavailableError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
         raise OptionError(f"-o {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
     try:
@@ -64,12 +64,12 @@ def check_picture(path: str | os.PathLike[str]) -> None:
 
 
 def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
-    """Draw a comparison to a file. Raises as `check_picture`, and OutputError."""
+    """Draw a comparison to a file. Raises the errors of `check_picture`, and OutputError."""
     save_figure(_comparison(found, path), path)
 
 
 def save_front(front: Front, path: str | os.PathLike[str]) -> None:
-    """Draw a front to a file. Raises as `check_picture`, and OutputError."""
+    """Draw a front to a file. Raises the errors of `check_picture`, and OutputError."""
     save_figure(_budgets(front, path), path)
 
 
@@ -109,8 +109,12 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
 
 
 def _drawn_once(shown: Sequence[str], same: Mapping[str, str]) -> dict[str, list[str]]:
-    """The methods to draw, in the order of `shown`, each with those that coincide with it; POET stands for its group.
+    """Return the methods to draw, in the order of `shown`, each with those that coincide with it.
 
+    POET stands for its group.
+
+    Parameters
+    ----------
     same
         Methods that coincide with an earlier one, and that one.
     """
@@ -134,7 +138,10 @@ def _budgets(front: Front, path: str | os.PathLike[str]) -> Figure:
 
 
 def _band(axes: Axes, problem: Problem, points: Sequence[FrontPoint], limits: Sequence[float]) -> None:
-    """The plans, their bounds, and between them where the front lies, by proofs that each hold in a point's scope."""
+    """Draw the plans, their bounds, and the band in between that holds the front.
+
+    Each bound holds in the scope of its point.
+    """
     base = problem.baseline_energy_j or 1.0
     energy = [100 * point.overhead_j / base for point in points]
     bound = [100 * point.overhead_bound_j / base for point in points]
@@ -161,7 +168,7 @@ def _proof(points: Sequence[FrontPoint]) -> str:
 
 
 def _limit(axes: Axes, place: float, words: str) -> None:
-    """A dashed line where nothing is possible to the left of."""
+    """Draw a dashed line; nothing is possible to the left of it."""
     axes.axvline(place, color="black", linestyle="--", linewidth=1)
     axes.annotate(
         words, (place, 0.03), xycoords=("data", "axes fraction"), rotation=90,
@@ -170,7 +177,7 @@ def _limit(axes: Axes, place: float, words: str) -> None:
 
 
 def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure without any window, and its axes."""
+    """Return a figure without a window, and its axes."""
     check_picture(path)
     from matplotlib.figure import Figure
 
@@ -182,7 +189,7 @@ def _axes(path: str | os.PathLike[str], width: float, height: float) -> tuple[Fi
 
 
 def _overhead_scale(axes: Axes, positive: list[float]) -> None:
-    """Decades, with room for zero below them; plain where all values are of one size."""
+    """Set decades with room for zero below them; a plain scale if all values are of one size."""
     least = min(positive, default=1.0)
     # overheads that differ by less than that are drawn on a plain scale
     if max(positive, default=1.0) < 12.0 * least:
@@ -194,7 +201,7 @@ def _overhead_scale(axes: Axes, positive: list[float]) -> None:
 
 
 def logarithmic(axes: Axes, positive: Sequence[float]) -> None:
-    """Decades on the vertical axis for these values (at least one), with room for zero below them."""
+    """Set decades on the vertical axis for these values (at least one), with room for zero below them."""
     from matplotlib.ticker import FuncFormatter, NullFormatter, SymmetricalLogLocator
 
     decade, top = 10.0 ** math.floor(math.log10(min(positive))), 2 * max(positive)
@@ -225,7 +232,7 @@ def _ram_axis(axes: Axes, peak: int) -> None:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write it as its ending says, whole or not at all. Raises OutputError."""
+    """Write a figure in the format of its suffix, whole or not at all. Raises OutputError."""
     import matplotlib
 
     # Neither a date nor random identifiers: the same figures give the same file. To memory first: matplotlib's own

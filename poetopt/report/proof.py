@@ -1,4 +1,4 @@
-"""The proof of a plan: in a plain sentence for people, and exactly."""
+"""The proof of a plan, in plain sentences for people and exactly; and remedies for a solve without a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ from poetopt.util.units import finite, show_bytes, show_limit, show_seconds, sho
 
 
 def objective_document(solution: Solution) -> dict[str, object]:
-    """Name, unit, the whole value, one pass, what is above it, and the bounds on that: of all, and of the scope."""
+    """Return the minimised quantity for JSON.
+
+    It has name, unit, value, one pass, what is above one pass, and the bounds on that of all schedules and of the
+    scope.
+    """
     found, simulation = solution.objective, solution.simulation
     if found is None:
         value = None if simulation is None else simulation.overhead_j
@@ -34,12 +38,14 @@ def objective_document(solution: Solution) -> dict[str, object]:
 
 
 def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, steps: int = 1) -> str:
-    """The reason of a solve without a plan, and remedies: the message of exit codes 3 and 4.
+    """Return the reason why a solve has no plan, and remedies: the message of exit codes 3 and 4.
 
+    Parameters
+    ----------
     whole
-        Whether what was asked for is the RAM of all of the step, so that its figures are those of `--total-ram`.
+        Whether the budget is of the whole step, so that figures are those of `--total-ram`.
     steps
-        How many steps `--deadline` is for.
+        Number of steps that `--deadline` is for.
     """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
@@ -54,7 +60,7 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
 
 
 def _each(solution: Solution, steps: int) -> str:
-    """The part of a deadline for many steps that each of them has."""
+    """Return the deadline of each step, for a deadline of many."""
     deadline = solution.options.deadline_s
     if deadline is None or steps == 1:
         return ""
@@ -62,17 +68,20 @@ def _each(solution: Solution, steps: int) -> str:
 
 
 def _with_paged(problem: Problem) -> str:
-    """Words for a step whose parameters didn't fit beside a schedule."""
+    """Return a clause on a step whose parameters didn't fit beside a schedule."""
     optimizer = problem.recipe.get("optimizer", "none")
     beside = f"{problem.beside_bytes:,} bytes beside the budget"
     return f"with parameters on storage and updated by {optimizer}, {beside}, "
 
 
 def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, steps: int) -> list[str]:
-    """The smallest RAM and deadline known to be feasible, or the best bounds on them, unless `said` already."""
+    """Return the smallest RAM and deadline known to be feasible, or the best bounds on them.
+
+    What the message `said` already is left out.
+    """
     option_of_ram, beside = ("--total-ram", problem.beside_bytes) if whole else ("--ram", 0)
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
-    # with more RAM the parameters may be resident, of which nothing is known
+    # with more RAM the parameters may be resident, and nothing is known of such plans
     asking = f"--parameters paged {option_of_ram}" if whole and problem.parameters == "paged" else option_of_ram
     known = []
     if solution.interrupted:
@@ -106,23 +115,26 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
 class Claim:
     """The proof of a plan.
 
+    Attributes
+    ----------
     scope
-        As results call it.
+        Scope, as results call it.
     gap, scope_gap
-        The part of what was minimised that any schedule could save at most, above one pass, and that one of the scope
-        could; None: not known.
+        Share of the minimised quantity, above one pass, that any schedule could save at most, and any of the scope;
+        None:
+        unknown.
     outdone
-        Whether the plan is better than all that the scope holds.
+        Whether the plan is better than all schedules of the scope.
     goal
-        Name of what was minimised.
+        Name of the minimised quantity.
     asked
-        The gap that was asked for, or None where that isn't known.
+        Requested gap, or None if unknown.
     formulation
-        Whose scope it is: `full` is Algorithm 1's own rules in `poet`, and more than those in `retention`.
+        Formulation of the scope: `full` is Algorithm 1's own rules in `poet`, and more than those in `retention`.
     paging, remat
         Whether schedules may page, and recompute.
     storage
-        Whether there is a storage to page to.
+        Whether the device has a storage.
     """
 
     scope: str
@@ -138,7 +150,7 @@ class Claim:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Claim:
-        """The proof that the figures of an answer state."""
+        """Return the proof that the figures of an answer state."""
         return cls(
             scope=str(document.get("scope") or ""),
             gap=finite(document.get("overhead_gap")),
@@ -153,9 +165,9 @@ class Claim:
         )
 
     def plain(self) -> tuple[str, ...]:
-        """The most that any schedule could save, in a line; and the proof of the scope, where that is more.
+        """Return what any schedule could save at most, in a line; and the proof of the scope, if that proves more.
 
-        `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `none costs less of those with ...`.
+        `no schedule saves more than 1.2 % of the overhead (asked: 0.1 %)`, and `no schedule with ... costs less`.
         """
         if self.gap is None:
             return ("a valid schedule; nothing is proven of better ones",)
@@ -173,6 +185,16 @@ class Claim:
         if scope_gap <= OPTIMAL_GAP:
             return saves, f"no schedule {kind} {self._less('costs', 'takes', 'has')}"
         return saves, f"no schedule {kind} saves more than {show_share(scope_gap)}"
+
+    def headline(self) -> str:
+        """Return what is proven of all schedules: `optimal: ...`, `within 1.2 %: ...` or `feasible: ...`."""
+        first = self.plain()[0]
+        if self.gap is None or self.gap <= OPTIMAL_GAP:
+            return first
+        if self.gap < 1.0:
+            return f"within {show_share(self.gap)}: {first}"
+        asked = "" if self.asked is None else f" (asked: {show_share(self.asked)})"
+        return f"feasible: other schedules{self._asked_for()} may save up to all of the {self._above()}{asked}"
 
     def in_table(self, status: str, *, gap: bool = True) -> str:
         """Return a few words: `feasible (20.7 % open), optimal in depth:4`, where more is proven of the scope.
@@ -200,7 +222,7 @@ class Claim:
         return self.scope_gap < self.gap * (1 - OPTIMAL_GAP)
 
     def exact(self) -> str:
-        """The proof of the scope alone, as the formulation has that space; docs/limits.md says what that leaves out."""
+        """Return the proof of the scope alone, as the formulation defines it (docs/limits.md)."""
         if self.scope == "store-all":
             return self.plain()[0]
         space = self.space()
@@ -216,13 +238,13 @@ class Claim:
         return f"at most {show_share(gap)} of the {self._above()} can be saved among {space}"
 
     def space(self) -> str:
-        """The space of schedules, as it reads after 'among'."""
+        """Return the space of schedules, worded to follow "among"."""
         return scope_words(
             self.scope, formulation=self.formulation, paging=self.paging, remat=self.remat, storage=self.storage
         )
 
     def _asked_for(self) -> str:
-        """The moves that schedules were asked to do without."""
+        """Return the moves that schedules had to do without, in words."""
         without = [move for move, may in (("recomputing", self.remat), ("paging", self.paging)) if not may]
         return f" without {' and '.join(without)}" if without else ""
 
@@ -240,7 +262,7 @@ class Claim:
 
 
 def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True) -> str:
-    """The schedules that were searched, as they read after 'schedule'. The arguments are those of `Claim`."""
+    """Return the searched schedules, worded to follow "schedule"; the arguments are those of `Claim`."""
     if not remat:
         kind = "with nothing recomputed"
     elif scope == ALL:
@@ -257,14 +279,14 @@ def kind_searched(scope: str, *, formulation: str = "retention", paging: bool = 
 def scope_words(
     scope: str, *, formulation: str = "retention", paging: bool = True, remat: bool = True, storage: bool = True
 ) -> str:
-    """The space of schedules that `scope` names, as it reads after 'among'. The arguments are those of `Claim`."""
+    """Return the schedules of a scope, worded to follow "among"; the arguments are those of `Claim`."""
     if not remat:
         return f"all schedules without recomputation{'' if paging else ' and paging'}"
     papers = scope == "full" and formulation.partition("+")[0] == "poet"
     space = "all schedules of the paper's Algorithm 1" if papers else _scope_words(scope)
     if not paging:
         return space + ", without paging"
-    # What is recomputed within a stage finds what is paged in for the stage in RAM already.
+    # a recompute within a stage finds the tensors that were paged in for the stage in RAM
     between = storage and not papers and scope not in ("depth<=0", "store-all")
     return space + (", with transfers between stages" if between else "")
 
@@ -284,21 +306,15 @@ def _scope_words(scope: str) -> str:
 
 
 def proof_words(document: Mapping[str, Any]) -> str:
-    """The proof of the plan: first of all schedules, then of those of the scope, in a line each."""
+    """Return the proof of a plan: a line on all schedules, and one on those of the scope."""
     return "there is no schedule" if document["peak_bytes"] is None else "\n".join(Claim.of(document).plain())
 
 
 def headline(document: Mapping[str, Any]) -> str:
     """Return what is proven of all schedules, in a line."""
-    text = proof_words(document).partition("\n")[0]
-    gap = Claim.of(document).gap
-    if document["peak_bytes"] is None or gap is None or gap <= OPTIMAL_GAP:
-        return text
-    if gap >= 1.0:
-        return f"feasible: nothing is proven yet of what better schedules could save; {text}"
-    return f"within {show_share(gap)}: {text}"
+    return "there is no schedule" if document["peak_bytes"] is None else Claim.of(document).headline()
 
 
 def exact_words(document: Mapping[str, Any]) -> str | None:
-    """The proof of the scope exactly, or None where there is no plan."""
+    """Return the exact proof of the scope, or None without a plan."""
     return None if document["peak_bytes"] is None else Claim.of(document).exact()

@@ -1,4 +1,4 @@
-"""The answer to one solve, as people, notebooks and programs want to see it."""
+"""The answer to one solve, for people, notebooks and programs."""
 
 from __future__ import annotations
 
@@ -59,48 +59,48 @@ OF_SOLUTION = (
 OF_SIMULATION = (*SIMULATED, "wakes", "streamed_runs", "bytes_streamed", "bytes_written", "transfer_s")
 OF_REPORT = ("store_all_fits", "arena_bytes", "plan_bytes", "prediction_bytes")
 OF_OVERLAP = ("hidden_s", "hidden_bytes")
-"""Figures of an answer whose JSON keys are their names, by what has them; the suffix is the unit."""
+"""Attributes whose names are their JSON keys, by the object that has them; the suffix is the unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """A problem and what the solve loop answered.
+    """A problem, and the answer of the solve.
 
-    `print(report)` and notebooks show the summary, `to_dict()` is the object of `poetopt solve --json`.
+    `print(report)` and notebooks show the summary; `to_dict()` returns the object of `poetopt solve --json`.
     """
 
     problem: Problem
     solution: Solution
     run: WholeTraining | None = None
-    """The training that was asked about, where it is more than a step."""
+    """The training that was asked for, if it is more than a step."""
     largest: LargestBatch | None = None
-    """The find, where the largest batch was asked for."""
+    """The result for the largest batch, if it was asked for."""
     tried: tuple[PartsTried, ...] = ()
-    """The numbers of parts that were tried, where the best was asked for."""
+    """The numbers of parts that were tried, if the best was asked for."""
 
     @property
     def plan(self) -> Plan | None:
-        """The schedule, laid out and accepted by the simulator."""
+        """The schedule, laid out and accepted by the simulator; None if none was found."""
         return self.solution.plan
 
     @property
     def status(self) -> Status:
-        """The word for its proof."""
+        """The status of the proof."""
         return self.solution.status
 
     @property
     def store_all_fits(self) -> bool:
-        """Tell whether keeping everything keeps the budget, so that there was nothing to save."""
+        """Whether store-all keeps the budget, so that there was nothing to save."""
         return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
 
     @cached_property
     def arena_bytes(self) -> int | None:
-        """Largest offset + size of the plan's buffers; what kernels take is beside it (`Problem.reserve_bytes`)."""
+        """Largest offset + size of the plan's buffers, without the reserve of kernels."""
         return None if self.plan is None else arena_bytes(self.plan)
 
     @property
     def taken_bytes(self) -> int | None:
-        """RAM that the schedule takes, the part of kernels beside the arena included."""
+        """RAM of the schedule, with the reserve of kernels."""
         simulation = self.solution.simulation
         if self.plan is None or simulation is None or self.arena_bytes is None:
             return None
@@ -108,12 +108,12 @@ class Report:
 
     @property
     def warning(self) -> str | None:
-        """The remedy where the step takes more RAM than the device has, or None."""
+        """The warning that the step takes more RAM than the device has, with the remedy; or None."""
         return summary.warning(self.to_dict())
 
     @cached_property
     def overlap(self) -> TransferOverlap | None:
-        """The part of transfers that happens while the CPU computes: nothing on a device without DMA."""
+        """Transfers during computes: none on a device without DMA."""
         return None if self.plan is None else overlap(self.plan, self.solution.simulation)
 
     @cached_property
@@ -125,7 +125,7 @@ class Report:
     def prediction_bytes(self) -> int | None:
         """Bytes of the arena that inference takes between two steps in C (`po_predict`).
 
-        None where there is no plan of it in so much, and where the plan isn't of a step in C.
+        None if no plan of inference fits it, and for a plan of another runtime.
         """
         plan, graph = self.plan, self.problem.graph
         if plan is None or not plan.offsets or self.problem.runtime != "c" or graph is None or graph.forward_only:
@@ -138,26 +138,32 @@ class Report:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a JSON file that `poetopt run` reads.
 
-        Raises OutputError where it can't be written, PlanError where there is no plan.
+        Raises
+        ------
+        OutputError
+            The file can't be written.
+        PlanError
+            There is no plan.
         """
         write_atomically(path, self.plan_text())
 
     def plan_text(self) -> str:
-        """The text that `save` writes. Raises PlanError where there is no plan."""
+        """Return the text that `save` writes. Raises PlanError without a plan."""
         if self.plan is None:
             raise PlanError(f"{self.problem.name}: there is no plan to save (status {self.status})")
         options = self.solution.options
-        # The paper's deadline does not bound the makespan, which is what a reader of the file would check.
+        # The paper's deadline does not bound the makespan, which readers of the file check.
         deadline = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
-        # Sentences about figures that stand beside them are made anew by whoever reads the file.
+        # Readers of the file make these sentences anew, from the figures beside them.
         said = {key: value for key, value in self.to_dict().items() if key not in ("proof", "proof_exact")}
         return codec.to_text(self.plan, said, ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
-        """The figures, with plain numbers, strings, lists and None (where not known).
+        """Return the figures, as plain numbers, strings, lists and None (unknown).
 
-        `notes` are all that was said of network and costs; `important`, those of them that the answer depends on, as
-        objects of `about` (`trained`, `loss`, `gradients`) and `text`.
+        `notes` are all notes on the network and the costs. `important` are those that the answer depends on, as objects
+        of
+        `about` (`trained`, `loss`, `gradients`) and `text`.
         """
         problem, solution, options = self.problem, self.solution, self.solution.options
         graph, simulation, bound = problem.graph, solution.simulation, solution.overhead_bound_j
@@ -225,7 +231,7 @@ class Report:
         return table(self.title(), self.rows(after), verbose=verbose)
 
     def _repr_html_(self) -> str:
-        """The summary, and the page of `poetopt show` folded below it, for notebooks."""
+        """Return the summary, and the page of `poetopt show` folded below it, for notebooks."""
         body = "".join(
             f"<tr><th style='text-align:left'>{html.escape(label)}</th>"
             f"<td style='text-align:left'>{html.escape(text)}</td></tr>"
@@ -239,14 +245,14 @@ class Report:
         return f"{summary}<details><summary>the schedule</summary>{frame(view)}</details>"
 
     def to_html(self) -> str:
-        """The page of `poetopt show`, which needs no other file. Raises PlanError where there is no plan."""
+        """Return the page of `poetopt show`, which needs no other file. Raises PlanError without a plan."""
         view = self.view()
         if view is None:
             raise PlanError(f"{self.problem.name}: there is no plan to show (status {self.status})")
         return page(view)
 
     def view(self) -> View | None:
-        """The plan made ready to be drawn, or None where there is none."""
+        """Return the plan prepared for drawing, or None without a plan."""
         if self.plan is None:
             return None
         options = self.solution.options
@@ -260,7 +266,7 @@ class Report:
         return f"<Report {self.status}: {shown(problem.name)} on {shown(problem.device)}, RAM {budget}{overhead}>"
 
     def title(self) -> str:
-        """One line: what was scheduled, and on what."""
+        """Return the network and the device, in a line."""
         return summary.title(self.to_dict())
 
     def rows(self, after: str | None = None) -> list[Row]:
@@ -269,13 +275,13 @@ class Report:
         return summary.rows(document, self._said(), summary.next_call(document) if after is None else after)
 
     def _said(self) -> tuple[str, ...]:
-        """Notes of the frontend and the loss on the network."""
+        """Return the notes of the frontend and the loss on the network."""
         return self.problem.graph.notes if self.problem.graph else ()
 
 
 @cache
 def _versions() -> dict[str, str]:
-    """Of what a solve rests on, where it is installed."""
+    """Return the versions of the installed packages that a solve depends on."""
     found = {"python": platform.python_version()}
     for name in ("numpy", "onnx", "pyomo", "highspy"):
         with suppress(PackageNotFoundError):

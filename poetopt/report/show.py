@@ -1,6 +1,6 @@
-"""The work of `poetopt show`: one plan in the form that was asked for, written or printed.
+"""`poetopt show`: a plan as page, picture or text, written or printed.
 
-A plan as text, for terminals without a display, logs and tickets: its summary, what runs again and what is paged.
+The text is for terminals without a display, logs and tickets: the summary, the recomputes and the transfers.
 """
 
 from __future__ import annotations
@@ -41,12 +41,14 @@ _CONTENTS = {Form.HTML: "a page for any browser", Form.TXT: "a text"}
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The place where a plan can be looked at now.
+    """A plan in the form that was asked for.
 
+    Attributes
+    ----------
     path
-        The file, or None where it is a text to print.
+        The file, or None for a text to print.
     text
-        That text, or None.
+        The text, or None.
     nbytes
         Size of the file or of the text.
     """
@@ -57,7 +59,7 @@ class Shown:
     text: str | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """The object of `poetopt show --json`."""
+        """Return the object of `poetopt show --json`."""
         path = None if self.path is None else str(self.path)
         return {"format": str(self.form), "path": path, "bytes": self.nbytes}
 
@@ -68,7 +70,7 @@ class Shown:
 
 
 def form_of(out: str | None, form: str | None) -> Form:
-    """The form by name, else by the suffix of `out`, else the page. Raises OptionError."""
+    """Return the form by its name, else by the suffix of `out`, else the page. Raises OptionError."""
     if form is not None:
         if form not in tuple(Form):
             raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}{closest(form, Form)}")
@@ -87,15 +89,30 @@ def show(
     out: str | os.PathLike[str] | None = None,
     form: str | None = None,
 ) -> Shown:
-    """Show a plan, what `solve` or `load_plan` gave, or a plan file, as `poetopt show` does.
+    """Show a plan as page, picture or text.
 
+    Parameters
+    ----------
+    plan
+        A plan, a report of `solve`, the result of `load_plan`, or the path of a plan file.
     out
-        Where to write; `-` is for stdout and returns the text. Without it a text is in the result; other forms are
-        written beside the plan file, or to a temporary folder, and the result says where.
+        The file to write; `-` is stdout and returns the text. By default a text is returned, and other forms are
+        written
+        beside the plan file or to a temporary folder.
     form
-        `html`, `png`, `svg` or `txt`; by default the suffix of `out` says it, else it is `html`.
+        `html`, `png`, `svg` or `txt`; by default the suffix of `out`, else `html`.
 
-    Raises OptionError, OutputError, PlanError, and BackendUnavailableError for a picture without matplotlib.
+    Returns
+    -------
+    Shown
+        The text, or the file's path.
+
+    Raises
+    ------
+    OptionError, OutputError, PlanError
+        An argument, the file or the plan can't be used.
+    BackendUnavailableError
+        A picture was asked for, and matplotlib is not installed.
     """
     out = None if out is None else os.fspath(out)
     wanted = form_of(out, form)
@@ -136,7 +153,7 @@ def _view(plan: object) -> View:
 
 
 def rendered(view: View, form: Form) -> bytes:
-    """The content of a file of that form. Raises PlanError, BackendUnavailableError."""
+    """Return the content of a file of that form. Raises PlanError, BackendUnavailableError."""
     if form is Form.HTML:
         return page(view).encode()
     if form is Form.TXT:
@@ -145,7 +162,7 @@ def rendered(view: View, form: Form) -> bytes:
 
 
 def _beside(plan: str, form: Form) -> Path:
-    """A path that says whose it is, beside the plan or in the folder for temporary files."""
+    """Return a path beside the plan that names it, or one in a temporary folder."""
     name = f"{Path(plan).stem}.schedule.{form}"
     beside = Path(plan).parent / name
     try:
@@ -156,7 +173,7 @@ def _beside(plan: str, form: Form) -> Path:
 
 
 def _aside(name: str, form: Form) -> Path:
-    """A path in a folder of its own, for the schedule of that name."""
+    """Return a path for the schedule in a new temporary folder."""
     safe = re.sub(r"[^\w.-]+", "-", name)[:60] or "plan"
     return Path(tempfile.mkdtemp(prefix="poetopt-")) / f"{safe}.schedule.{form}"
 
@@ -165,7 +182,10 @@ LISTED = 40
 
 
 def text_form(view: View, width: int = WIDTH) -> str:
-    """The plan in lines of at most `width` characters (names of tensors may be longer). Raises PlanError."""
+    """Return the plan as text, in lines of at most `width` characters (names of tensors may be longer).
+
+    Raises PlanError if the plan is not valid.
+    """
     problem, again, moved = view.problem, recomputed(view), paged(view)
     runs = [
         (

@@ -1,7 +1,7 @@
-"""The summary of an answer: each line is made from the figures of its JSON document, and of nothing else.
+"""The summary of an answer: each line is made from the figures of its JSON document alone.
 
-`solve` prints it, notebooks show it, and so do the page and the text of a plan file, whose document is made anew from
-the plan (`poetopt.report.verification.recounted`).
+`solve` and notebooks show it, and so do the page and the text of a plan file, whose document is recomputed from the
+plan (`poetopt.report.verification.recounted`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rows(document: Document, notes: Sequence[str] | None = None, after: str = ""
 
 
 def title(document: Document) -> str:
-    """One line: what was scheduled, and on what."""
+    """Return the network and the device, with the size of the problem, in a line."""
     name = shown(str(document.get("model_ref") or document.get("model") or "")) or "a model without a name"
     return (
         f"{name} on {shown(str(document['device']))}: {document['operators']} operators, {document['tensors']} tensors"
@@ -52,18 +52,19 @@ def title(document: Document) -> str:
 
 
 def proof(document: Document) -> str:
-    """The proof of the plan, in plain sentences; 'optimal' is said only of a proof."""
-    return " ".join(f"{shown(line[:1].upper() + line[1:])}." for line in proof_words(document).split("\n"))
+    """Return the proof of the plan, in plain sentences; "optimal" appears only for a proof."""
+    lines = [headline(document), *proof_words(document).split("\n")[1:]]
+    return " ".join(f"{shown(line[:1].upper() + line[1:])}." for line in lines)
 
 
 def proof_exact(document: Document) -> str:
-    """The proof of the scope, as the formulation has that space; empty where nothing is proven."""
+    """Return the proof of the scope as the formulation defines it; "" if nothing is proven."""
     found = exact_words(document)
     return f"{shown(found[:1].upper() + found[1:])}." if found else ""
 
 
 def made_by(document: Document) -> str:
-    """Formulation, backend and seconds."""
+    """Return formulation, backend and seconds, in a line."""
     total = show_seconds(finite(document.get("total_s")) or 0.0)
     if document.get("backend") is None:
         return ""
@@ -264,29 +265,26 @@ def _transfers(document: Document) -> Iterator[str]:
     took, hidden = document["transfer_s"], document["hidden_s"]
     if not paged + streamed:
         return
-    written, holds = document.get("bytes_written") or 0, document.get("storage_bytes")
-    text = show_bytes(paged + streamed)
-    if written:
-        share = written / (holds or written)
-        worn = f", {show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage" if holds else ""
-        text += f" ({show_bytes(written)} written{worn})"
-    if streamed:
-        text += (
-            f"; {show_bytes(streamed)} of it in chunks, in their operators' time"
-            if paged
-            else " in chunks, in their operators' time"
-        )
+    text = show_bytes(paged) if paged else ""
     if took and hidden is not None:
-        # less is a difference of sums
+        # smaller values are rounding errors of sums
         during = f"{show_seconds(hidden)} of it while the CPU computes" if hidden > 1e-12 else "while the CPU waits"
-        text += f"{f'; {show_bytes(paged)}' if streamed else ''} in {show_seconds(took)}, {during}"
+        text = f"{show_bytes(paged)} in {show_seconds(took)}, {during}"
+    if streamed:
+        chunks = f"{show_bytes(streamed)} in chunks, in their operators' time"
+        text = f"{text}; {chunks}" if text else chunks
+    if written := document.get("bytes_written") or 0:
+        holds = document.get("storage_bytes")
+        share = written / (holds or written)
+        worn = f" ({show_share(share) if share >= LEAST_SHARE else 'under 0.001 %'} of the storage)" if holds else ""
+        text += f"; {show_bytes(written)} written{worn}"
     yield text
 
 
 def _cheaper(document: Document) -> Iterator[str]:
-    """A cheap alternative where a plan costs more than twice what training does."""
+    """Yield a cheaper alternative to a plan that costs more than twice the energy of store-all."""
     overhead, baseline, batch = document["overhead_j"], document["baseline_energy_j"], document.get("batch")
-    # from this share of the baseline's energy on, an overhead asks for another batch
+    # an overhead of the baseline's energy or more asks for another batch
     if not overhead or not baseline or overhead < baseline or document.get("scope") == "store-all":
         return
     room, all_bytes = document["ram_budget_bytes"], document["store_all_peak_bytes"]
@@ -362,6 +360,6 @@ FIGURES: Lines = (
 )
 """Rows with `--verbose`."""
 LEAST_SHARE = 1e-5
-"""Of the storage: nobody asks how much less."""
-FACTS = ("RAM", "memory", "energy", "time", "schedule", "transfers")
-"""Those that a page shows as figures."""
+"""Smaller shares of the storage are not told apart."""
+FACTS = ("fit", "cost", "schedule", "transfers")
+"""Rows that a page shows as figures."""

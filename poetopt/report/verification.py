@@ -1,4 +1,4 @@
-"""The verdict of `poetopt verify`: the figures of a plan file's report beside the ones that were computed again."""
+"""The verdict of `poetopt verify`: the figures of a plan file's report beside the recomputed ones."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ from poetopt.util.units import finite, show_bytes, show_joules, show_seconds, sh
 CERTIFIED = "retention"
 """The formulation whose relaxation is certified."""
 SCOPE = re.compile(r"store-all|full|forward|depth<=\d{1,9}")
-"""Scopes of our own formulations in results."""
+"""Scopes of the built-in formulations in results."""
 SLACK = 1e-5
-"""Share of the overhead by which a certificate may fall short of what is said: what solvers' tolerances come to."""
+"""Share of the overhead by which a certificate may fall short of a claim: the tolerances of solvers."""
 WITH_PLAN = (Status.OPTIMAL, Status.WITHIN_GAP, Status.FEASIBLE)
 TOLD = (
     "reason", "backend", "method", "timing", "process_peak_bytes", "interrupted", "time_limit_s", "gap_tolerance",
     "threads", "solver_options", "asks", "largest_batch", "micro_batches_tried", "version", "versions",
 )  # fmt: skip
-"""Words of a search on itself and its options, which no plan gives again."""
+"""Keys that a search reports of itself and its options; no plan gives them again."""
 OF_NETWORK = ("loss", "blocks", "batch", "notes", "important", "parameter_bytes_in_ram", "prediction_bytes")
 OF_LAYOUT = ("arena_bytes", "total_ram_bytes", "fits_device", "prediction_bytes")
 
 
 @dataclass(frozen=True)
 class Taken:
-    """A fact that is taken from the file because it can't be computed again, and why."""
+    """A fact that is taken from the file because it can't be computed again, and the reason."""
 
     what: str
     why: str
@@ -65,7 +65,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure of the file's report that isn't the one that was computed again."""
+    """A figure of the file's report that differs from the recomputed one."""
 
     name: str
     file: object
@@ -77,19 +77,20 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class RecomputedProblem:
-    """A plan file, with the graph of its problem where the model is there.
+    """A plan file, with the graph of its problem if the model is available.
 
+    Attributes
+    ----------
     file
-        What was checked. Its report is empty where the file has none, its plan has no offsets where it isn't laid out.
+        The plan file. Its report may be empty, and its plan may lack offsets.
     model, device
-        What the problem was computed from: where the model is, and the device's name or file. None: not there.
+        Path of the model, and name or file of the device, that the problem was recomputed from; None if unavailable.
     recomputed
-        What of the file was computed again, and is the same.
+        Facts of the file that were recomputed and are the same.
     taken
-        What was not, and is taken from the file.
+        Facts that are taken from the file.
     weights, structure
-        Whether the model's content, and its structure, have the hashes that the file records; None where that isn't
-        known.
+        Whether the hash of the model's content, and of its structure, is the file's; None if unknown.
     """
 
     file: codec.PlanFile
@@ -103,16 +104,18 @@ class RecomputedProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification(RecomputedProblem):
-    """Findings on a plan file: its simulation, what was computed again, and a certified bound if that was asked for.
+    """Findings on a plan file: its simulation, recomputed figures, and a certified bound if that was asked for.
 
+    Attributes
+    ----------
     differs
-        The figures of the report that are others than those computed again.
+        Figures of the report that differ from the recomputed ones.
     told
-        What a search says of itself, which nothing contradicts and nothing confirms.
+        Facts that a search reports of itself, which nothing contradicts and nothing confirms.
     uncertified
-        What is said to be proven, and isn't proven here.
+        Claims of the report that are not proven here.
     certificate, of_scope
-        Certified bounds on all schedules, and on those of the report's scope where the report says more of these.
+        Certified bounds of all schedules, and of the report's scope if the report claims more of it.
     """
 
     simulation: Simulation
@@ -124,12 +127,12 @@ class Verification(RecomputedProblem):
 
     @property
     def whole(self) -> bool:
-        """Tell whether all that is claimed was computed again or proven: what `--strict` asks for."""
+        """Whether every claim was recomputed or proven, as `--strict` demands."""
         return not (self.taken or self.differs or self.uncertified)
 
     @property
     def doubts(self) -> str:
-        """Differences, and all that was neither computed again nor proven, in one line."""
+        """The differences, and the claims that were neither recomputed nor proven, in one line."""
         parts = [f"its report has other figures than its plan: {'; '.join(map(str, self.differs))}"]
         parts = parts if self.differs else []
         parts += [f"not certified: {claim}" for claim in self.uncertified]
@@ -137,7 +140,7 @@ class Verification(RecomputedProblem):
         return "; ".join(parts)
 
     def to_dict(self) -> dict[str, object]:
-        """The JSON object of `poetopt verify`."""
+        """Return the JSON object of `poetopt verify`."""
         claimed = self.file.report
         return {
             "valid": not self.differs,
@@ -255,10 +258,11 @@ class Verification(RecomputedProblem):
 def compared(
     file: codec.PlanFile, simulation: Simulation
 ) -> tuple[tuple[Difference, ...], tuple[Taken, ...], tuple[str, ...]]:
-    """The differences of a file's report from its plan, the facts that nothing gives again, and a search's own words.
+    """Return how a report differs from its plan, the facts that can't be recomputed, and the search's own keys.
 
-    One rule: each figure is computed again as a solve would write it, and is the file's within the rounding of sums.
-    Bounds can't be: a file's are taken where they contradict nothing, and are for certificates.
+    Each figure is recomputed as a solve would write it, and must be the file's within the rounding of sums. Bounds
+    can't be
+    recomputed: they are taken from the file if they contradict nothing; certificates prove them.
     """
     report = file.report
     if not report:
@@ -271,7 +275,7 @@ def compared(
         apart.update(OF_NETWORK)
     if not file.plan.offsets:
         apart.update(OF_LAYOUT)
-    apart.update(("notes", "important", "order"))  # versions write others: held against the model's
+    apart.update(("notes", "important", "order"))  # other versions word them differently
     differs = tuple(
         Difference(key, report.get(key), again[key])
         for key in written
@@ -302,10 +306,10 @@ def compared(
 
 
 def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]:
-    """The report that a solve would write of the plan, with the scope and the bounds that the file's report tells.
+    """Return the report that a solve would write of the plan, with the scope and the bounds of the file's report.
 
-    What a file claims and can't be, as a bound above the plan's own value or a status that is better than its gap, is
-    the nearest that can.
+    A claim that can't hold (a bound above the plan's own value, a status better than its gap) becomes the nearest that
+    can.
     """
     report, plan, problem = file.report, file.plan, file.plan.problem
     moves = simulation.recomputes + simulation.page_outs + simulation.page_ins
@@ -335,7 +339,7 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
     told = report if objective is None else _object(report.get("objective"))
     of_scope = _below(finite(told.get("scope_bound_j" if objective is None else "scope_bound")), value)
     of_scope = max(of_scope, bound or 0.0) if of_scope is not None else None
-    if "scope_bound_j" not in report:  # of an older version, which knew that of the scope
+    if "scope_bound_j" not in report:  # an older version, which knew only the bound of the scope
         of_scope = bound
     solution = Solution(
         status=_status(report, scope, None if bound is None else share_open(value, bound), simulation),
@@ -358,12 +362,12 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         found["solve_s"] = _number(report, "solve_s")
     found["training"] = _training(report, simulation, limit_s)
     found["ram_budget_bytes"] = file.ram_bytes
-    # not in plan files: they are made anew of the figures
+    # plan files lack them: readers make them from the figures
     return {key: value for key, value in found.items() if key not in ("proof", "proof_exact")}
 
 
 def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> Objective | None:
-    """The minimised quantity, where it isn't energy. Joules and units of a block's own are the file's."""
+    """Return the minimised quantity, if it isn't energy; values in a block's own unit are the file's."""
     told = _object(file.report.get("objective"))
     name, bound = told.get("name"), finite(told.get("bound"))
     if name == RAM:
@@ -380,7 +384,7 @@ def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> 
 
 
 def _status(report: Mapping[str, object], scope: str, gap: float | None, simulation: Simulation) -> Status:
-    """The status that the report names, where its gap is as good."""
+    """Return the status that the report names, if its gap allows it."""
     asked = finite(report.get("gap_tolerance", 1.0)) or 0.0
     nothing_open = scope == "store-all" or (gap is None and simulation.overhead_j == 0)
     best = Status.OPTIMAL if nothing_open else graded(gap, asked * (1 + RELATIVE_TOLERANCE))
@@ -400,14 +404,15 @@ def _asked(scope: str, ours: bool) -> str:
 
 
 def _training(report: Mapping[str, object], simulation: Simulation, limit_s: float | None) -> dict[str, object] | None:
-    """The figures of the training that a report is of. Joules above those of its steps are the file's: idle ones.
+    """Return the figures of the training that a report is of.
 
-    Raises FormulationError for a formulation that isn't there.
+    Joules above those of its steps are the file's: those of idling. Raises FormulationError for an unknown formulation.
     """
     told = _object(report.get("training"))
     if not told:
         return None
-    formulation(str(report.get("formulation", CERTIFIED)).partition("+")[0])  # else nobody knows what a step takes
+    # raises early: only the formulation knows the energy of a step
+    formulation(str(report.get("formulation", CERTIFIED)).partition("+")[0])
     counts = {key: told.get(key) for key in ("steps", "epochs", "samples", "batch")}
     whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
     run = WholeTraining(**{**whole, "steps": whole["steps"] or 0})  # type: ignore[arg-type]
@@ -424,13 +429,16 @@ def uncertified(
     of_scope: Certificate | None = None,
     why_none: str = "",
 ) -> tuple[str, ...]:
-    """The bounds of a report that no certificate reaches, with the reason: statuses and gaps follow from them.
+    """Return the bounds of a report that no certificate reaches, with the reason; statuses and gaps follow from them.
 
-    That nothing has less overhead than none needs no proof, and that a bound is at least 0 neither.
+    That no schedule has an overhead below 0 needs no proof.
 
-    found, of_scope, why_none
-        The certificates: of all schedules, and of the scope. None: there is none, for that reason, or because none was
-        asked for.
+    Parameters
+    ----------
+    found, of_scope
+        Certificates of all schedules, and of the scope; None: there is none.
+    why_none
+        Reason why there is no certificate; "" if none was asked for.
     """
     goal = _object(claimed.get("objective")).get("name", ENERGY.name)
     if goal != ENERGY.name:
@@ -455,7 +463,7 @@ def _certified(found: Certificate | None, overhead_j: float, why_none: str) -> s
 
 
 def _same(key: str, here: object, there: object, simulation: Simulation) -> bool:
-    """Tell whether two values are equal within the rounding of sums."""
+    """Return whether two values are equal within the rounding of sums."""
     if isinstance(here, Mapping) and isinstance(there, Mapping):
         return set(here) <= set(there) and all(_same(name, here[name], there[name], simulation) for name in here)
     if isinstance(there, float) and isinstance(here, int | float) and not isinstance(here, bool):
@@ -463,7 +471,7 @@ def _same(key: str, here: object, there: object, simulation: Simulation) -> bool
         within = 1.0 if key.endswith("gap") else within
         try:
             return math.isclose(here, there, rel_tol=RELATIVE_TOLERANCE, abs_tol=RELATIVE_TOLERANCE * within)
-        except OverflowError:  # whole numbers of a file may be larger than any float
+        except OverflowError:  # an integer of a file may exceed all floats
             return False
     return type(here) is type(there) and here == there
 
@@ -481,7 +489,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _json(value: object) -> str:
-    """As it stands in a file, for a terminal."""
+    """Return a value as in a file, for a terminal."""
     return shortened(printable(json.dumps(value, ensure_ascii=False)))
 
 

@@ -1,10 +1,7 @@
-"""A plan made ready to be looked at: its simulation, the stage of each instruction, and names that people can read.
+"""A plan prepared for drawing: its simulation, the stage of each instruction, and readable names.
 
-The page, the picture and the text are all drawn from it, so that they can't disagree.
-
-What a schedule does to single operators and tensors: which run again, which are paged, and what that costs.
-
-Who does what when: the CPU and the transfer channel, each as slices that never overlap.
+Page, picture and text are drawn from it, so that they can't disagree. It lists the recomputed operators and the paged
+tensors with their costs, and the work of the CPU and of the transfer channel as slices that never overlap.
 """
 
 from __future__ import annotations
@@ -30,12 +27,14 @@ from poetopt.util.text import shown
 class Recomputed:
     """An operator that runs more than once.
 
+    Attributes
+    ----------
     operator
-        Its index.
+        Index of the operator.
     steps
         The instructions that run it again, in order.
     energy_j
-        Joules of those.
+        Joules of these.
     """
 
     operator: int
@@ -47,8 +46,10 @@ class Recomputed:
 class Paged:
     """A tensor that is written to storage or read from it.
 
+    Attributes
+    ----------
     tensor
-        Its index.
+        Index of the tensor.
     outs, ins
         The instructions that write and read it, in order.
     energy_j
@@ -62,7 +63,7 @@ class Paged:
 
 
 def recomputed(view: View) -> tuple[Recomputed, ...]:
-    """The operators that run more than once, in their order."""
+    """Return the operators that run more than once, in their order."""
     found: dict[int, list[int]] = {}
     for index, (step, again) in enumerate(zip(view.plan.instructions, view.again, strict=True)):
         if again:
@@ -76,7 +77,7 @@ def recomputed(view: View) -> tuple[Recomputed, ...]:
 
 
 def streamed(view: View) -> dict[int, Variant]:
-    """Each run that streams operands, by its instruction."""
+    """Return the variants that stream operands, by their instruction."""
     operators = view.problem.operators
     ways = {
         k: operators[run.target].variant(run.variant) for k, run in enumerate(view.plan.instructions) if run.variant
@@ -85,7 +86,7 @@ def streamed(view: View) -> dict[int, Variant]:
 
 
 def paged(view: View) -> tuple[Paged, ...]:
-    """The tensors that are paged, in their order."""
+    """Return the tensors that are paged, in their order."""
     outs: dict[int, list[int]] = {}
     ins: dict[int, list[int]] = {}
     for index, step in enumerate(view.plan.instructions):
@@ -103,15 +104,15 @@ def paged(view: View) -> tuple[Paged, ...]:
 
 
 class Lane(StrEnum):
-    """The worker."""
+    """The CPU, or the transfer channel."""
 
     CPU = "cpu"
     CHANNEL = "channel"
-    """Transfers; on a device without DMA the CPU itself, which computes nothing meanwhile."""
+    """Transfers; on a device without DMA the CPU makes them, and computes nothing meanwhile."""
 
 
 class SliceKind(StrEnum):
-    """The work."""
+    """Kinds of work."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -119,17 +120,19 @@ class SliceKind(StrEnum):
     PAGE_OUT = "page_out"
     PAGE_IN = "page_in"
     WAIT = "wait"
-    """The CPU stands still until a transfer ends; or, without DMA, is busy with one."""
+    """The CPU waits for the end of a transfer or, without DMA, is busy with one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     """A stretch of time on one lane.
 
+    Attributes
+    ----------
     step
         The instruction that runs; for a WAIT the one that waits.
     cause
-        The instruction of the transfer that a WAIT is for; for other kinds `step` itself.
+        The instruction of the transfer that a WAIT is for; `step` for other kinds.
     start_s, end_s
         Seconds from the start of the training step; equal for work that takes no time.
     """
@@ -143,7 +146,7 @@ class Slice:
 
 
 def timeline(view: View) -> tuple[Slice, ...]:
-    """All slices, in the order of instructions; on each lane one begins no earlier than the last one ended.
+    """Return all slices, in the order of instructions; on each lane they never overlap.
 
     A FREE has no slice, unless it waits: it takes no time.
     """
@@ -178,21 +181,23 @@ def _slices(view: View) -> Iterator[Slice]:
             kind = SliceKind.RECOMPUTE if view.again[index] else SliceKind.BACKWARD if backward else SliceKind.FORWARD
             yield Slice(Lane.CPU, kind, index, index, start, end)
             way = problem.operators[step.target].variant(step.variant)
-            if way.streams:  # the channel is its own meanwhile
+            if way.streams:  # it has the channel to itself
                 moves = SliceKind.PAGE_IN if way.streamed_in else SliceKind.PAGE_OUT
                 yield Slice(Lane.CHANNEL, moves, index, index, start, end)
 
 
 @dataclass(frozen=True)
 class View:
-    """A plan and what is known of it.
+    """A plan, with its budgets and the report on it.
 
+    Attributes
+    ----------
     plan
         A valid plan, laid out or not.
     ram_bytes, deadline_s
-        The budgets that it was made for, where there were any.
+        Its budgets, if there were any.
     report
-        What the solve loop said of it (`solve --json`); empty where nobody did.
+        The report of the solve (`solve --json`); empty if unknown.
     """
 
     plan: Plan
@@ -202,14 +207,14 @@ class View:
 
     @classmethod
     def of(cls, file: PlanFile) -> View:
-        """The view of a plan file."""
+        """Return the view of a plan file."""
         return cls(file.plan, file.ram_bytes, file.deadline_s, file.report)
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
-        """The figures of the answer, computed anew of the plan; of a report, what nothing gives again.
+        """The figures of the answer, recomputed from the plan; the report adds what can't be recomputed.
 
-        A report of another schedule is left out, with what it claims.
+        A report of another schedule is ignored, with its claims.
         """
         from poetopt.report.verification import TOLD, compared, recounted
 
@@ -222,7 +227,7 @@ class View:
         told = {key: self.report[key] for key in (*TOLD, "notes", "important") if key in self.report}
         made = {**recounted(file, self.simulation), **told}
         if "scope_bound_j" not in self.report and made["scope"] != "store-all" and made["overhead_gap"] is not None:
-            made |= {"overhead_gap": 1.0 if self.simulation.overhead_j else 0.0}  # of the scope alone
+            made |= {"overhead_gap": 1.0 if self.simulation.overhead_j else 0.0}
         return made
 
     @property
@@ -237,12 +242,12 @@ class View:
 
     @cached_property
     def simulation(self) -> Simulation:
-        """Bytes, seconds and joules of the plan. Raises PlanError where the plan is not valid."""
+        """Bytes, seconds and joules of the plan. Raises PlanError if the plan is not valid."""
         return simulate(self.plan, ram_bytes=self.ram_bytes)
 
     @cached_property
     def store_all_live_bytes(self) -> tuple[int, ...]:
-        """Bytes of ordinary training in RAM while each operator runs: one figure an operator, in bytes."""
+        """Bytes of store-all in RAM while each operator runs."""
         ordinary = store_all(self.problem)
         live = simulate(ordinary).live_bytes
         found = [0] * len(self.problem.operators)
@@ -258,7 +263,7 @@ class View:
 
     @cached_property
     def arena_bytes(self) -> int | None:
-        """Size of the arena, or None where the plan has not been laid out."""
+        """Size of the arena, or None if the plan isn't laid out."""
         return arena_bytes(self.plan) if self.plan.offsets else None
 
     @cached_property
@@ -277,8 +282,9 @@ class View:
     def stages(self) -> tuple[int, ...]:
         """The stage of each instruction, never decreasing.
 
-        Stage t ends with the first compute of operator t. What tidies up after a compute (a FREE, a PAGE_OUT)
-        is shown in that compute's stage, not in the next one, which it only makes room for.
+        Stage t ends with the first compute of operator t. A FREE or PAGE_OUT after a compute belongs to that compute's
+        stage,
+        not to the next one, which it only makes room for.
         """
         coming: list[int] = []
         ahead = max(len(self.problem.operators) - 1, 0)
@@ -294,7 +300,7 @@ class View:
 
     @cached_property
     def reached_s(self) -> tuple[float, ...]:
-        """Moments at which the CPU reaches each instruction: from then on what it allocates is in RAM."""
+        """Moments at which the CPU reaches each instruction; its allocations are in RAM from then on."""
         cpu, found = 0.0, []
         for index, step in enumerate(self.plan.instructions):
             found.append(cpu)
@@ -310,17 +316,17 @@ class View:
         return (*cpu, makespan) if self.plan.instructions else ()
 
     def beside(self, action: Action) -> bool:
-        """Tell whether instructions of that kind run on the transfer channel, beside the CPU."""
+        """Return whether instructions of that kind run on the transfer channel, beside the CPU."""
         return self.problem.dma and action in (Action.PAGE_IN, Action.PAGE_OUT)
 
     @cached_property
     def operator_names(self) -> tuple[str, ...]:
-        """The operators' names: unique, and without characters that would do something when they are shown."""
+        """Names of the operators: unique, and without control characters."""
         return _readable(operator.name for operator in self.problem.operators)
 
     @cached_property
     def tensor_names(self) -> tuple[str, ...]:
-        """The same for the tensors."""
+        """Names of the tensors: unique, and without control characters."""
         return _readable(tensor.name for tensor in self.problem.tensors)
 
     @property
@@ -335,7 +341,7 @@ class View:
 
 
 def _readable(names: Iterable[str]) -> tuple[str, ...]:
-    """Names as they are shown; those that stand for several entries, or for nothing, get their index."""
+    """Return names for people; a name of several entries, or an empty one, gets the index."""
     clean = [shown(name) for name in names]
     count = Counter(clean)
     return tuple(

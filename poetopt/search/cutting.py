@@ -1,4 +1,4 @@
-"""Rounds of violated rows on a relaxation: what makes the bound strong before the search begins."""
+"""Rounds of violated rows on a relaxation, which strengthen the bound before the integer search."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from poetopt.search.tuning import (
 
 
 def limits_of(options: Options) -> Limits:
-    """The limits of schedules: the budget, and the deadline in its model."""
+    """Return the limits of schedules: the budget, and the deadline in its model."""
     paper = options.deadline_model is DeadlineModel.PAPER
     return Limits(
         ram_bytes=options.ram_bytes,
@@ -46,8 +46,10 @@ def model_of(
     hidden_share: float = 1.0,
     ceiling_j: float = math.inf,
 ) -> Any:
-    """The model of `problem` in `scope`, with the budget and the deadline of `options`.
+    """Return the model of `problem` in `scope`, with the budget and the deadline of `options`.
 
+    Parameters
+    ----------
     hidden_share, ceiling_j
         See `Limits`.
     """
@@ -55,8 +57,8 @@ def model_of(
     return chosen.build(
         problem,
         ram_bytes=max(0, limits.ram_bytes),  # a restriction may leave less than nothing
-        compute_s=_left(limits.compute_s),
-        makespan_s=_left(limits.makespan_s),
+        compute_s=_nonnegative(limits.compute_s),
+        makespan_s=_nonnegative(limits.makespan_s),
         hidden_share=hidden_share,
         ceiling_j=ceiling_j,
         scope=scope,
@@ -65,12 +67,12 @@ def model_of(
     )
 
 
-def _left(seconds: float | None) -> float | None:
+def _nonnegative(seconds: float | None) -> float | None:
     return None if seconds is None else max(0.0, seconds)
 
 
 def session_of(model: Any, options: Options, *, scale: float, threads: int | None = None) -> Session:
-    """A session on `model` in the backend of `options`, with the solver's own options and log."""
+    """Return a session on `model` in the backend of `options`, with their solver options and log."""
     return backend(options.backend).open(
         model,
         threads=options.threads if threads is None else threads,
@@ -82,12 +84,14 @@ def session_of(model: Any, options: Options, *, scale: float, threads: int | Non
 
 @dataclass(frozen=True)
 class Cutting:
-    """The end of cutting.
+    """Result of cutting.
 
+    Attributes
+    ----------
     infeasible
-        Whether the relaxation is, and with it the model.
+        Whether the relaxation is infeasible, and with it the model.
     whole_s
-        How long the first relaxation took; at least that long where it didn't end.
+        Seconds of the first relaxation; a lower bound on them if it didn't end.
     """
 
     infeasible: bool
@@ -106,57 +110,61 @@ def cut(
     on_point: Callable[[PointLike], object] | None = None,
     on_rows: Callable[[Sequence[Row]], object] | None = None,
 ) -> Cutting:
-    """Solve the relaxation, add the rows that it violates, and again until nothing more is gained.
+    """Solve the relaxation, add the rows that it violates, and repeat until nothing more is gained.
 
+    Parameters
+    ----------
     until, latest
-        No further round begins once they are over: where rounds gain little, and at all (None: the same).
+        No further round begins after `until` if rounds gain little, and none after `latest` (None: `until`).
     overhead_j
-        The incumbent's, against which a gain is measured; None: the relaxation's own.
+        Overhead of the incumbent, against which a gain is measured; None: that of the relaxation.
     on_bound
-        Told each bound; says whether that is enough.
+        Called with each bound; returns whether it is enough.
     on_point
-        Told the relaxation's point after each round.
+        Called with the relaxation's point after each round.
     on_rows
-        Told the rows of each round before they are added.
+        Called with the rows of each round before they are added.
     """
     latest = until if latest is None else latest
-    stalled = 0
-    recent: deque[float] = deque(maxlen=STEEP_ROUNDS)
+    n_stalled = 0
+    recent_bounds: deque[float] = deque(maxlen=STEEP_ROUNDS)
     work = until.work
-    begin = gained = work.seconds
-    longest = STALL_SHARE * until.meant_s
-    whole_s = 0.0
+    begin_s = last_gain_s = work.seconds
+    max_stall_s = STALL_SHARE * until.meant_s
+    first_s = 0.0
     while True:
-        relaxed = session.relax(max(0.1, latest.limit_s))
-        if not whole_s:
-            whole_s = work.seconds - begin
-            until = latest if ANEW * whole_s > latest.until - until.until else until
-        if relaxed.outcome is Outcome.INFEASIBLE:
-            return Cutting(True, whole_s)
-        if relaxed.point is None or on_bound(relaxed.objective):
+        relaxation = session.relax(max(0.1, latest.limit_s))
+        if not first_s:
+            first_s = work.seconds - begin_s
+            until = latest if ANEW * first_s > latest.until - until.until else until
+        if relaxation.outcome is Outcome.INFEASIBLE:
+            return Cutting(True, first_s)
+        if relaxation.point is None or on_bound(relaxation.objective):
             break
         if on_point is not None:
-            on_point(relaxed.point)
-        scale = overhead_j or abs(relaxed.objective)
-        last = recent[-1] if recent else -math.inf
-        before, rounds_since = (recent[0], STEEP_ROUNDS) if len(recent) == STEEP_ROUNDS else (last, 1)
-        left_open = 0.0 if overhead_j is None else overhead_j - relaxed.objective
-        steep = left_open > 0 and relaxed.objective - before > STEEP * rounds_since * left_open
-        recent.append(relaxed.objective)
-        if (latest if steep else until).remaining_s < 0:
+            on_point(relaxation.point)
+        scale = overhead_j or abs(relaxation.objective)
+        last_bound = recent_bounds[-1] if recent_bounds else -math.inf
+        earlier_bound, rounds_since = (
+            (recent_bounds[0], STEEP_ROUNDS) if len(recent_bounds) == STEEP_ROUNDS else (last_bound, 1)
+        )
+        open_gap = 0.0 if overhead_j is None else overhead_j - relaxation.objective
+        is_steep = open_gap > 0 and relaxation.objective - earlier_bound > STEEP * rounds_since * open_gap
+        recent_bounds.append(relaxation.objective)
+        if (latest if is_steep else until).remaining_s < 0:
             break
-        if relaxed.objective - last < STALL_GAIN * scale:
-            stalled += 1
+        if relaxation.objective - last_bound < STALL_GAIN * scale:
+            n_stalled += 1
         else:
-            stalled, gained = 0, work.seconds
-        patience = min(longest, max(PLATEAU_S, PLATEAU_SHARE * (gained - begin)))
-        if stalled >= STALL and work.seconds - gained > patience:
+            n_stalled, last_gain_s = 0, work.seconds
+        patience_s = min(max_stall_s, max(PLATEAU_S, PLATEAU_SHARE * (last_gain_s - begin_s)))
+        if n_stalled >= STALL and work.seconds - last_gain_s > patience_s:
             break
         session.purge()
-        rows = chosen.separate(model, relaxed.point)
+        rows = chosen.separate(model, relaxation.point)
         if not rows:
             break
         if on_rows is not None:
             on_rows(rows)
         session.add(rows)
-    return Cutting(False, whole_s)
+    return Cutting(False, first_s)

@@ -1,7 +1,7 @@
-"""The forward pass of a step in inference, as a plan of its own that goes into the same arena.
+"""Forward pass of a step in inference, as a plan of its own in the same arena.
 
-It finds what the step leaves: what is resident, what lasts in the arena from step to step, at its place there, and what
-is on storage. It changes none of it. Operators run in their order; what there is no room for is paged, or streamed.
+It starts from the state that the step leaves: resident tensors, tensors that last in the arena at their offsets, and
+tensors on storage. It changes none of them. Operators run in their order. Tensors without room are paged, or streamed.
 """
 
 from __future__ import annotations
@@ -29,108 +29,124 @@ from poetopt.search.heuristics.ways import Ways
 from poetopt.util.errors import PlanError
 from poetopt.util.work import OutOfWorkError, Work
 
-SHARES = (1.0, 0.9, 0.8, 0.65, 0.5)
-"""Of the arena: what a replay aims at, as a layout takes more."""
-WORK = 20_000_000
-"""Of a replay."""
-COSTS = "a72"
-"""The device whose joules choose between ways of running: its storage's, which all have in common to be dear."""
+TARGET_SHARES = (1.0, 0.9, 0.8, 0.65, 0.5)
+"""Shares of the arena that a replay aims at, since a layout takes more."""
+MAX_WORK = 20_000_000
+"""Limit of the work of a replay."""
+COST_DEVICE = "a72"
+"""Device whose energies choose between variants of a run: storage is expensive on every device."""
 
 
 def prediction_of(plan: Plan, graph: TrainingGraph) -> Plan | None:
-    """A plan of the network's outputs within the arena of `plan`, which is laid out; its problem has the graph.
+    """Return a plan of the network's outputs within the arena of `plan`, or None.
 
-    None where the network has no outputs beside its loss, where rows of its tables are moved one by one, or where no
-    plan was found that has room.
+    It is None if the network has no outputs beside its loss, if rows of its tables are moved one by one, or if no plan
+    was found that has room.
+
+    Parameters
+    ----------
+    plan
+        Plan of a step, laid out; its problem is that of `graph`.
     """
     network = predicting(graph)
     if network is None or not network.inputs or graph.joint.rows:
         return None
     sums = {*graph.sums.values()}
-    lasting = {name: place for name, place in lasting_at(plan).items() if name not in sums}
-    joined = in_place(network, runtime_of(plan.problem.runtime))
-    tries = [(one, STREAM[1], False) for one in (joined, network)]
+    lasting = {name: span for name, span in lasting_at(plan).items() if name not in sums}
+    in_place_network = in_place(network, runtime_of(plan.problem.runtime))
+    attempts = [(candidate, STREAM[1], False) for candidate in (in_place_network, network)]
     if plan.problem.paging:
-        tries += [(one, STREAM[0], away) for away in (False, True) for one in (joined, network)]
-    found = (_within(plan, one, lasting, stream=stream, away=away) for one, stream, away in tries)
-    return next(filter(None, found), None)
+        attempts += [
+            (candidate, STREAM[0], swap_out) for swap_out in (False, True) for candidate in (in_place_network, network)
+        ]
+    plans = (
+        _within(plan, candidate, lasting, stream=stream, swap_out=swap_out) for candidate, stream, swap_out in attempts
+    )
+    return next(filter(None, plans), None)
 
 
 def _within(
-    plan: Plan, network: TrainingGraph, lasting: Mapping[str, tuple[int, int]], *, stream: str, away: bool
+    plan: Plan, network: TrainingGraph, lasting: Mapping[str, tuple[int, int]], *, stream: str, swap_out: bool
 ) -> Plan | None:
-    """The same of one network.
+    """Return a plan of one network within the arena of `plan`, or None.
 
+    Parameters
+    ----------
+    lasting
+        Offset and bytes of the tensors that last in the arena, by name.
     stream
         Whether its operators may stream, and large inputs begin on storage.
-    away
-        Whether what lasts in the arena is written to storage first, and comes back to its place last: where it stands
-        in the way.
+    swap_out
+        Whether the lasting tensors are first written to storage, and return to their offsets at the end.
     """
     problem, room = prediction_problem(plan, network, lasting, stream), arena_bytes(plan)
-    inside = prediction_problem(plan, network, lasting, stream, there=False) if away else problem
-    begun = [i for i, held in enumerate(problem.tensors) if held.name in lasting]
-    for schedule in _schedules(inside, room):
-        made = plan_of(inside, schedule)
-        if away:
-            before = [Instruction(action, i) for i in begun for action in (Action.PAGE_OUT, Action.FREE)]
-            after = [Instruction(Action.PAGE_IN, i) for i in begun]
-            made = Plan(problem, (*before, *made.instructions, *after))
+    inner_problem = prediction_problem(plan, network, lasting, stream, lasting_in_ram=False) if swap_out else problem
+    lasting_indices = [i for i, tensor in enumerate(problem.tensors) if tensor.name in lasting]
+    for schedule in _schedules(inner_problem, room):
+        candidate = plan_of(inner_problem, schedule)
+        if swap_out:
+            page_outs = [Instruction(action, i) for i in lasting_indices for action in (Action.PAGE_OUT, Action.FREE)]
+            page_ins = [Instruction(Action.PAGE_IN, i) for i in lasting_indices]
+            candidate = Plan(problem, (*page_outs, *candidate.instructions, *page_ins))
         try:
-            simulate(made)
-        except PlanError:  # a replay aims, and may miss
+            simulate(candidate)
+        except PlanError:  # a replay may miss its target
             continue
-        found = lay_out_around(made, lasting)
-        if arena_bytes(found) <= room:
-            return found
+        laid_out = lay_out_around(candidate, lasting)
+        if arena_bytes(laid_out) <= room:
+            return laid_out
     return None
 
 
 def prediction_problem(
-    plan: Plan, network: TrainingGraph, lasting: Collection[str], stream: str, *, there: bool = True
+    plan: Plan, network: TrainingGraph, lasting: Collection[str], stream: str, *, lasting_in_ram: bool = True
 ) -> Problem:
-    """The problem of `network`, which finds what the step of `plan` leaves.
+    """Return the problem of `network` in the state that the step of `plan` leaves.
 
+    Parameters
+    ----------
     lasting
-        What of that is in the arena, by name; read or not, it has to be there in the end.
-    there
-        False: it is on storage.
+        Names of tensors that are in the arena, and have to be there in the end, whether they are read or not.
+    lasting_in_ram
+        False: they are on storage.
     """
     step = plan.problem
-    read = {network.root(name) for operator in network.operators for name in operator.inputs}
-    still = {n: role for n, role in resident_storages(network).items() if n in read or n in lasting}
+    read_names = {network.root(name) for operator in network.operators for name in operator.inputs}
+    resident = {n: role for n, role in resident_storages(network).items() if n in read_names or n in lasting}
     flash = in_flash(graph_of(plan).joint, step.flash_bytes)
-    names = scheduled_names(step)
-    where = Homes(
-        ram={name: role for name, role in still.items() if name not in names and name not in flash},
-        storage={name: "" for name in still if name in names},
-        flash={name: role for name, role in still.items() if name in flash},
+    scheduled = scheduled_names(step)
+    homes = Homes(
+        ram={name: role for name, role in resident.items() if name not in scheduled and name not in flash},
+        storage={name: "" for name in resident if name in scheduled},
+        flash={name: role for name, role in resident.items() if name in flash},
     )
-    takes = runtime_of(step.runtime)
-    costs = device(COSTS)
+    runtime = runtime_of(step.runtime)
+    costs = device(COST_DEVICE)
     assert costs.storage is not None
     costs = replace(costs, storage=replace(costs.storage, block_bytes=step.storage_block_bytes))
-    made = cost(network, costs, takes, stream=stream, where=where)
+    problem = cost(network, costs, runtime, stream=stream, where=homes)
     outputs = {network.root(name) for name in network.outputs}
     tensors = []
-    for held in made.tensors:
-        if held.name in where.storage:
-            lasts = there and held.name in lasting
-            held = replace(held, home=Home.RAM if lasts else Home.STORAGE, carried=lasts)
-        tensors.append(replace(held, result=True) if held.name in outputs else held)
-    return replace(made, tensors=tuple(tensors), paging=step.paging)
+    for tensor in problem.tensors:
+        if tensor.name in homes.storage:
+            lasts = lasting_in_ram and tensor.name in lasting
+            tensor = replace(tensor, home=Home.RAM if lasts else Home.STORAGE, carried=lasts)
+        tensors.append(replace(tensor, result=True) if tensor.name in outputs else tensor)
+    return replace(problem, tensors=tuple(tensors), paging=step.paging)
 
 
 def _schedules(problem: Problem, room: int) -> Iterator[Schedule]:
-    """Schedules that may have room, the plainest first."""
+    """Yield schedules that may have room, the plainest first."""
     yield everything(problem)
-    every = Ways(problem)
-    for share in SHARES:
-        aim = int(share * room) + problem.reserve_bytes
-        for ways in every.within(aim):
+    all_ways = Ways(problem)
+    for share in TARGET_SHARES:
+        target_bytes = int(share * room) + problem.reserve_bytes
+        for ways in all_ways.within(target_bytes):
             try:
-                found = greedy(problem, aim, paging=problem.paging, remat=False, work=Work(WORK), ways=ways)
+                schedule = greedy(
+                    problem, target_bytes, paging=problem.paging, remat=False, work=Work(MAX_WORK), ways=ways
+                )
             except OutOfWorkError:
                 return
-            if found is not None:
-                yield found
+            if schedule is not None:
+                yield schedule

@@ -1,4 +1,4 @@
-"""The state of one solve: the clock, the work, the incumbent, and what is proven of the scope at hand."""
+"""State of one solve: the clock, the work, the incumbent, and the proof of the current scope."""
 
 from __future__ import annotations
 
@@ -27,20 +27,24 @@ from poetopt.util.work import Elapsed, Work
 
 @dataclass(frozen=True)
 class Budget:
-    """The work and the gap of one part of a search. Seconds are those of `Work.seconds`: the clock decides nothing.
+    """Work and gap of one part of a search.
 
+    Seconds are those of `Work.seconds`: the clock decides nothing.
+
+    Attributes
+    ----------
     work
-        Where the search counts what it does.
+        Counter of the search's work.
     effort_s
-        What shares are of. Once it is spent, as much again is meant, and so on.
+        Seconds that shares refer to. Once they are spent, the intended effort doubles, and so on.
     gap
         A plan that is proven to within this share of its value is enough.
     until
-        The count at which the part ends; inf: it ends with the search.
+        Count at which the part ends; inf: it ends with the search.
     nearly_until
-        The count at which the part ends already where a plan is proven to within `NEARLY`.
+        Earlier count at which the part ends if a plan is proven to within `NEARLY`.
     pace_s
-        Seconds of a search after which the part ends as soon as, at the pace so far, the proof won't be there in time.
+        Seconds of a search after which the part ends as soon as its pace so far is too slow for the proof.
     """
 
     work: Work
@@ -52,54 +56,54 @@ class Budget:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds left; negative once they are over, or the clock ended the search."""
+        """Seconds left; negative once they are over, or once the clock ended the search."""
         clock_s = self.work.clock_s
         return clock_s if clock_s < 0 else self.until - self.work.seconds
 
     @property
     def limit_s(self) -> float:
-        """The time limit of one call of a solver: the clock's alone, unless the solver doesn't count its work."""
+        """Time limit of one solver call: the clock's alone, unless the solver doesn't count its work."""
         return min(self.work.clock_s, self.remaining_s) if isinstance(self.work, Elapsed) else self.work.clock_s
 
     @classmethod
     def by_clock(cls, until: float) -> Budget:
-        """All that fits until that moment (of `time.monotonic`)."""
+        """Return a budget that ends at the moment `until` (of `time.monotonic`)."""
         work = Elapsed(until=until)
         return cls(work, max(work.clock_s, 0.0), 0.0)
 
     @property
     def meant_s(self) -> float:
-        """Seconds that the part is meant to take from now on, if it needs them."""
-        done = self.work.seconds
+        """Seconds that the part may take from now on if it needs them."""
+        done_s = self.work.seconds
         effort_s = max(self.effort_s, 1e-3)
-        while effort_s <= done:
+        while effort_s <= done_s:
             effort_s *= 2
-        return min(effort_s - done, max(self.remaining_s, 0.0))
+        return min(effort_s - done_s, max(self.remaining_s, 0.0))
 
     def part(self, share: float) -> Budget:
-        """The same gap in a share of what is meant."""
+        """Return a budget of the same gap with a share of the intended seconds."""
         return self.for_s(share * self.meant_s)
 
     def for_s(self, seconds: float) -> Budget:
-        """The same gap in so many seconds."""
+        """Return a budget of the same gap with at most `seconds`."""
         return replace(self, until=min(self.until, self.work.seconds + seconds))
 
     def nearly_after(self, share: float) -> Budget:
-        """The same, which ends after a share of its seconds where a plan is nearly proven."""
+        """Return a budget that ends after a share of its seconds if a plan is nearly proven."""
         return replace(self, nearly_until=self.work.seconds + share * self.meant_s)
 
 
-BETTER = 1e-6
-"""A plan is better than anything in a scope where it is below the scope's bound by this share of it."""
+BOUND_TOLERANCE = 1e-6
+"""Share of a scope's bound by which a plan below it is better than the whole scope."""
 
 
 def outdone(value: float, bound: float) -> bool:
-    """Say whether no schedule of a scope with this bound is as good as a plan of this value."""
-    return value < bound * (1 - BETTER)
+    """Return whether no schedule of a scope with this bound is as good as a plan of this value."""
+    return value < bound * (1 - BOUND_TOLERANCE)
 
 
 class Ending(Enum):
-    """The end of one model's search."""
+    """Outcome of the search of one model."""
 
     FINISHED = "solved within the gap"
     STOPPED = "out of time"
@@ -110,28 +114,32 @@ class Ending(Enum):
 
 @dataclass(frozen=True)
 class Proof:
-    """The end of one scope's search.
+    """Result of the search of one scope.
 
+    Attributes
+    ----------
     asked, scope
-        The scope as options spell it, and as results call it.
+        Scope as the options spell it, and as results call it.
     bound
-        No schedule in the scope is better.
+        Value that no schedule in the scope is below.
+    infeasible
+        Whether the scope is proven to have no schedule.
     value
-        The best plan's, or None.
+        Value of the best plan, or None.
     closed
         Whether the value is within the gap of the bound.
     finished
-        Whether the model was solved to the end: what is open then is open because of the layout or the clock.
+        Whether the model was solved to the end. An open gap is then due to the layout or the clock.
     exhausted
-        Whether each of its schedules was refused, one after the other.
-    of_all
-        Of an infeasible one: whether no plan exists at all, also none of those that no scope holds.
+        Whether each of its schedules was rejected, one after the other.
+    covers_all_plans
+        For an infeasible scope: whether it is proven that no plan exists at all, even outside of all scopes.
     note
-        What a wider scope left open, if any.
+        Gap that a wider scope left open, in words, if any.
     sources
-        The blocks whose lazy constraints the bound may rest on.
+        Blocks whose lazy constraints the bound may rest on.
     binding
-        The cuts that were tight at the end, by block and key: a wider scope starts with them.
+        Cuts that were tight at the end, by block and key. A wider scope starts with them.
     """
 
     asked: str
@@ -142,32 +150,32 @@ class Proof:
     closed: bool
     finished: bool = False
     exhausted: bool = False
-    of_all: bool = False
+    covers_all_plans: bool = False
     note: str = ""
     sources: frozenset[str] = frozenset()
     binding: tuple[tuple[str, Hashable], ...] = ()
 
     @property
     def outdone(self) -> bool:
-        """Say whether the plan is better than anything in the scope, so that it lies outside."""
+        """Return whether the plan is better than anything in the scope, and so lies outside of it."""
         return self.value is not None and outdone(self.value, self.bound)
 
     @property
     def gap(self) -> float:
-        """Of the best plan against this scope's bound."""
+        """Gap between the best plan and this scope's bound."""
         return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
 
     def within(self, share: float) -> bool:
-        """Say whether there is a plan, and no more than that `share` of it is open."""
+        """Return whether there is a plan of which at most `share` is open."""
         return self.value is not None and self.gap <= share
 
     @property
     def settled(self) -> bool:
-        """Say whether a wider scope need not search this one again."""
+        """Return whether a wider scope need not search this one again."""
         return self.closed or self.infeasible
 
     def pays(self, before: float | None, gap: float) -> bool:
-        """Say whether a scope that began with a plan of `before` has found enough for a wider one to be worth it."""
+        """Return whether the scope improved a plan of `before` by so much that a wider one is worth it."""
         if before is None or self.value is None:
             return False
         return self.outdone or before - self.value > gap * max(self.value, 1e-300)
@@ -175,36 +183,41 @@ class Proof:
 
 @dataclass
 class Proving:
-    """The proof of one scope so far.
+    """Unfinished proof of one scope.
 
+    Attributes
+    ----------
     scope
-        As options spell it.
+        Scope as the options spell it.
     bound
-        No schedule of the scope costs less.
+        Value that no schedule of the scope is below.
     ceiling
-        With a scope-difference cut the model lacks the inner scope: the bound claimed is capped at the inner scope's.
+        Largest bound that may be claimed. With a scope-difference cut the model lacks the inner scope, and its
+        bound counts.
     """
 
     scope: str
     bound: float = 0.0
     ceiling: float = math.inf
     root: tuple[float, float] | None = None
-    """The work done when the search began that followed the root's cuts, in seconds, and the bound then."""
+    """Work in seconds and the bound when the integer search began, after the cuts at the root."""
 
     def in_reach(self, value: float, budget: Budget) -> bool:
-        """Say whether `value` is proven within the gap in time, if the bound rises as it did since the root."""
+        """Return whether `value` is proven within the gap in time, at the pace of the bound since the root."""
         if self.root is None:
             return True
-        begin, bound = self.root
+        begin_s, root_bound = self.root
         done_s = budget.work.seconds
-        taken_s = done_s - begin
-        open_ = value * (1 - budget.gap) - self.bound
-        return taken_s < budget.pace_s or open_ * taken_s <= (self.bound - bound) * max(budget.meant_s, done_s)
+        elapsed_s = done_s - begin_s
+        open_gap = value * (1 - budget.gap) - self.bound
+        return elapsed_s < budget.pace_s or open_gap * elapsed_s <= (self.bound - root_bound) * max(
+            budget.meant_s, done_s
+        )
 
 
 @dataclass
 class Run:
-    """One call of `search`."""
+    """State of one call of `search`."""
 
     problem: Problem
     options: Options
@@ -213,22 +226,22 @@ class Run:
     timing: dict[str, float] = field(default_factory=dict)
     """Seconds by phase, in the order in which the phases first began."""
     work: Work = field(default_factory=Work)
-    """Counts what the search does."""
+    """Counter of the search's work."""
     proving: Proving = field(default_factory=lambda: Proving("store-all"))
     trace: list[Progress] = field(default_factory=list)
     starts: list[Schedule] = field(default_factory=list)
-    plain: Proof | None = None
-    """The proof of the plain problem (`run_plain`), where that is settled: then only what streams is searched."""
-    given: Budget | None = None
-    """The budget that it may use, where it is a part of another search."""
-    least: float = 0.0
-    """The bound on all plans: none costs less."""
+    plain_proof: Proof | None = None
+    """Proof of the plain problem (`run_plain`), if it is settled. Then only streaming schedules are searched."""
+    part_budget: Budget | None = None
+    """Budget of a search that is part of another one."""
+    all_plans_bound: float = 0.0
+    """Bound on all plans: none costs less."""
     interrupted: bool = False
     share: float = 1.0
-    """Of the time: the rest is for another search than the one at hand."""
+    """Share of the time for the current search; another one has the rest."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever changes any of this, or asks the blocks' separators: a solver may be left behind in its thread.
-    Nobody holds it while a schedule is laid out or a solver computes."""
+    """Lock for any change of the state and for the blocks' separators, since a solver may be left behind in its thread.
+    It is not held while a schedule is laid out or a solver computes."""
 
     def __post_init__(self) -> None:
         self.chosen = formulation(self.options.formulation)
@@ -239,24 +252,24 @@ class Run:
 
     @property
     def latest(self) -> float:
-        """The moment at which searching ends: the rest of the time limit is for the plan's transfers and layout."""
+        """Moment at which searching ends; the rest of the time limit is for transfers and layout."""
         limit_s = self.options.time_limit_s
-        spared = min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
-        return self.begin + self.share * (limit_s - spared)
+        reserved_s = min(ENDING_SHARE * limit_s, ENDING_S * len(self.problem.operators) ** 2)
+        return self.begin + self.share * (limit_s - reserved_s)
 
     def allot(self, share: float) -> None:
-        """Let the search at hand have so much of the time."""
+        """Assign a share of the time to the current search."""
         self.share = share
         self.work.until = self.latest
 
     @property
     def budget(self) -> Budget:
-        """All that the search may use."""
-        return self.given or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
+        """Budget of the whole search."""
+        return self.part_budget or Budget(self.work, min(EFFORT_S, self.options.time_limit_s), self.options.gap)
 
     @property
     def scale(self) -> float:
-        """The factor of solvers' objectives."""
+        """Factor of the solver's objective."""
         baseline = self.chosen.goal.baseline(self.problem, self.chosen.baseline_j(self.problem))
         return OBJECTIVE_TARGET / (self.incumbent.value or baseline or 1.0)
 
@@ -266,21 +279,21 @@ class Run:
 
     @property
     def scope(self) -> str:
-        """The scope at hand, as results call it."""
+        """Current scope, as results call it."""
         return scope_name(self.proving.scope)
 
     @property
     def bound(self) -> float:
-        """The bound of the scope at hand."""
+        """Bound of the current scope."""
         return self.proving.bound
 
-    def enter(self, scope: str, bound: float = 0.0) -> None:
-        """Begin to prove something of another scope, of which a bound may be known."""
+    def enter_scope(self, scope: str, bound: float = 0.0) -> None:
+        """Begin the proof of another scope, with the bound that is known of it."""
         with self.lock:
             self.proving = Proving(scope, bound)
 
     def remaining_s(self, budget: Budget) -> float:
-        """Seconds left of `budget`, which may end sooner where the scope at hand is nearly proven, or by the clock."""
+        """Return the seconds left of `budget`, which ends early if the proof is near or out of reach."""
         value = self.incumbent.value
         if value is not None and not self.proving.in_reach(value, budget):
             return 0.0
@@ -289,66 +302,68 @@ class Run:
         return budget.remaining_s
 
     def interrupt(self) -> None:
-        """Note an interrupt. What solvers left behind still find in their threads changes nothing from here on."""
+        """Note an interrupt. Solvers left behind in their threads change nothing afterwards."""
         if not self.interrupted:
             self.interrupted = True
             self.incumbent = copy.copy(self.incumbent)  # without the lock, which a separator may hold for long
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Count the time inside the block as the phase's, also when it is interrupted."""
-        interrupts.check()  # one whose exception was lost
+        """Count the time inside the block for `phase`, also if it is interrupted."""
+        interrupts.check()  # an interrupt whose exception was lost
         begin = time.monotonic()
         try:
             yield
         except Exception:
-            interrupts.check()  # which it may have left behind in somebody's library
+            interrupts.check()  # the exception may hide an interrupt inside a library
             raise
         finally:
             self.timing[phase] = self.timing.get(phase, 0.0) + time.monotonic() - begin
 
-    def say(self, phase: str) -> None:
+    def report_progress(self, phase: str) -> None:
+        """Record the progress, and report it to the listener."""
         unit = self.chosen.goal.unit
         value = self.incumbent.value
-        bound = self.bound if value is None else min(self.bound, value)  # a plan may lie outside of the scope
+        bound = self.bound if value is None else min(self.bound, value)  # the plan may lie outside of the scope
         progress = Progress(self.elapsed_s, phase, self.scope, value, bound, unit)
         self.trace.append(progress)
         if self.listener is not None:
             self.listener(progress)
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
-        """Say whether it is the best now. `quick`: see `Incumbent.offer`."""
+        """Offer a schedule to the incumbent (see `Incumbent.offer`); return whether it is the best now."""
         incumbent = self.incumbent
         if self.interrupted or not incumbent.offer(schedule, quick=quick):
             return False
         with self.lock:
             if self.interrupted or incumbent is not self.incumbent:
                 return False
-            self.say(phase)
+            self.report_progress(phase)
             return True
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
-        """The rows of all blocks that `point` breaks."""
+        """Return the rows of all blocks that `point` breaks."""
         with self.lock:
             return self.chosen.separate(model, point)
 
-    def left_out(self, model: Any, schedule: Schedule) -> Row | None:
-        """The row that leaves out a schedule whose only plan a block refuses; None where that isn't so."""
-        refusal = self.incumbent.refused(schedule)
+    def row_excluding(self, model: Any, schedule: Schedule) -> Row | None:
+        """Return the row that excludes a schedule whose only plan a block rejects; None otherwise."""
+        refusal = self.incumbent.rejection_of(schedule)
         if refusal is None or not refusal.rule or self.incumbent.orders or self.chosen.search.no_good is None:
             return None
         values = self.chosen.search.values(model, schedule)
         return None if values is None else self.chosen.search.no_good(model, schedule, values, late=False)
 
     def raise_bound(self, bound: float, phase: str) -> None:
+        """Raise the bound of the current scope, if `bound` is higher, and report it."""
         with self.lock:
             bound = min(bound, self.proving.ceiling)
             if bound <= self.proving.bound or self.interrupted:
                 return
             self.proving.bound = bound
-            self.say(phase)
+            self.report_progress(phase)
 
     def closed(self, gap: float) -> bool:
-        """Say whether the incumbent is proven to within `gap` in the scope at hand."""
+        """Return whether the incumbent is proven to within `gap` in the current scope."""
         value = self.incumbent.value
         return value is not None and value - self.bound <= gap * value

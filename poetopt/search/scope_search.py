@@ -1,4 +1,4 @@
-"""One scope: the model that was asked for, and restrictions of it while layout or clock refuse its plans."""
+"""Search of one scope: the requested model, and restrictions of it while layout or clock reject its plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from poetopt.util.units import show_bytes, show_seconds
 
 @dataclass(frozen=True)
 class Restriction:
-    """The part of what was asked that a model lacks: bytes, seconds; and the share that may hide."""
+    """Reduction of the requested limits in bytes and seconds, and the share of transfers that may hide."""
 
     shrink: int = 0
     slower: float = 0.0
@@ -32,69 +32,71 @@ class Restriction:
 
     @property
     def exact(self) -> bool:
-        """Say whether the model is what was asked, so that its bounds prove something."""
+        """Return whether the model is the requested one, so that its bounds prove something."""
         return self == Restriction()
 
     def of(self, options: Options) -> Options:
-        """The options that were asked, less what the model lacks of it."""
+        """Return the requested options, reduced by this restriction."""
         deadline_s = None if options.deadline_s is None else options.deadline_s - self.slower
         return replace(options, ram_bytes=options.ram_bytes - self.shrink, deadline_s=deadline_s)
 
 
 class Refinement:
-    """The steps: `next` after a refusal, told by `ended` how the model before ended.
+    """Sequence of restrictions: `next` after a rejected plan, `ended` after the outcome of a model.
 
-    With DMA a plan is late because the model hides more of its transfers than the planner could. What may hide is then
-    bisected: at the share that the plan reached, further down while plans are late, and up again where that is too
-    tight. At 0 the model is the device's without DMA, whose plans are in time whatever their order. Else the deadline
-    itself is put forward by what the plan was late.
+    With DMA a plan is late if the model hides more of its transfers than the planner can. The share that may hide is
+    then bisected. It starts at the share that the plan reached, goes down while plans are late, and up again if that is
+    too tight. At 0 the model is that of the device without DMA, whose plans are in time in any order. Without DMA the
+    deadline itself is brought forward by the lateness of the plan.
     """
 
     def __init__(self, ram_bytes: int, *, overlaps: bool) -> None:
         self._overlaps = overlaps
         self._step = max(1, ram_bytes // SHRINK)
-        self._least = ram_bytes // (8 * SHRINK)
-        self._now = Restriction()
-        self._impossible, self._late = 0.0, 1.0
-        self._last = False
+        self._min_shrink = ram_bytes // (8 * SHRINK)
+        self._current = Restriction()
+        self._impossible_share, self._late_share = 0.0, 1.0
+        self._is_last = False
 
-    def next(self, found: Incumbent) -> Restriction | None:
-        """The restriction to try now, by what was refused of the model before; None where nothing is left."""
-        if self._last:
+    def next(self, incumbent: Incumbent) -> Restriction | None:
+        """Return the next restriction after the rejections of the model before; None if nothing is left."""
+        if self._is_last:
             return None
-        if found.arena_excess is not None:
-            self._now = replace(self._now, shrink=self._step)
+        if incumbent.arena_excess is not None:
+            self._current = replace(self._current, shrink=self._step)
             self._step *= 2
-        elif found.makespan_excess_s is None:
+        elif incumbent.makespan_excess_s is None:
             return None
         elif not self._overlaps:
-            self._now = replace(self._now, slower=self._now.slower + found.makespan_excess_s)
+            self._current = replace(self._current, slower=self._current.slower + incumbent.makespan_excess_s)
         else:
-            self._late = self._now.hidden_share
-            reached = found.hidden_share
-            between = self._impossible + CLOSE < reached < self._late - CLOSE
-            return self._share(reached if between else (self._impossible + self._late) / 2)
-        return self._now
+            self._late_share = self._current.hidden_share
+            reached_share = incumbent.hidden_share
+            is_between = self._impossible_share + CLOSE < reached_share < self._late_share - CLOSE
+            return self._with_hidden_share(
+                reached_share if is_between else (self._impossible_share + self._late_share) / 2
+            )
+        return self._current
 
     def ended(self, ending: Ending) -> Restriction | None:
-        """The restriction to try at once after one that was too tight: between the refused and the impossible."""
-        now = self._now
-        if ending is not Ending.INFEASIBLE or self._last:
+        """Return a restriction between the rejected one and one that was too tight, to try at once."""
+        current = self._current
+        if ending is not Ending.INFEASIBLE or self._is_last:
             return None
-        if now.hidden_share < 1 and not now.shrink:
-            self._impossible = now.hidden_share
-            return self._share((self._impossible + self._late) / 2)
-        self._last = True
-        self._now = replace(now, shrink=now.shrink // 2, slower=now.slower / 2)
-        if self._now.shrink < self._least and not self._now.slower:
+        if current.hidden_share < 1 and not current.shrink:
+            self._impossible_share = current.hidden_share
+            return self._with_hidden_share((self._impossible_share + self._late_share) / 2)
+        self._is_last = True
+        self._current = replace(current, shrink=current.shrink // 2, slower=current.slower / 2)
+        if self._current.shrink < self._min_shrink and not self._current.slower:
             return None
-        return self._now
+        return self._current
 
-    def _share(self, share: float) -> Restriction | None:
-        if self._late - self._impossible < CLOSE:
+    def _with_hidden_share(self, share: float) -> Restriction | None:
+        if self._late_share - self._impossible_share < CLOSE:
             return None
-        self._now = replace(self._now, hidden_share=share)
-        return self._now
+        self._current = replace(self._current, hidden_share=share)
+        return self._current
 
 
 def search_scope(
@@ -106,45 +108,47 @@ def search_scope(
     no_goods: float = 0.0,
     bound: float = 0.0,
 ) -> Proof:
-    """Solve one scope: exactly, and restricted while only the layout or the clock refuse its plans.
+    """Solve one scope: exactly, then restricted while only the layout or the clock reject its plans.
 
+    Parameters
+    ----------
     inner
-        What a scope inside of it ended with, if anything: where that is settled, only what lies beyond it is searched.
+        Proof of a scope inside of it, if any. If that is settled, only schedules outside of it are searched.
     no_goods
-        Share of the time then left that may go into leaving out refused schedules one by one.
+        Share of the remaining time for excluding rejected schedules one by one.
     bound
-        What is known of the scope already.
+        Bound that is known of the scope already.
     """
-    run.enter(scope, bound)
+    run.enter_scope(scope, bound)
     return _ScopeSearch(run, scope, budget, inner).search(no_goods)
 
 
 def relax_scope(run: Run, scope: str, budget: Budget) -> Proof:
-    """The proof of one scope's relaxation, with the plans that its points lead to: its model isn't searched."""
-    run.enter(scope)
+    """Offer the plans of one scope's relaxation, and return its proof, without a search of the model."""
+    run.enter_scope(scope)
     return _ScopeSearch(run, scope, budget, None).relax()
 
 
 def interrupted(run: Run, scope: str, last: Proof | None) -> Proof:
-    """The proof of the scope at hand or, where there is none yet, of the last one with the plan found since."""
+    """Return the proof of the current scope or, if it has no bound yet, of the last one with the plan since."""
     value, gap = run.incumbent.value, run.options.gap
     if run.bound <= 0 and last is not None and not last.infeasible:
-        run.enter(last.asked, last.bound)  # a plan that is better lies outside of that scope
+        run.enter_scope(last.asked, last.bound)  # a better plan lies outside of that scope
         return replace(last, value=value, closed=run.closed(gap))
     return Proof(scope, scope_name(scope), run.bound, False, value, run.closed(gap))
 
 
-def _refused(found: Incumbent) -> str:
-    """The reason why a model's cheaper schedules are no plans, where nothing else keeps a gap open; empty: unknown."""
-    if found.arena_excess is not None:
+def _rejection_note(incumbent: Incumbent) -> str:
+    """Return why a model's cheaper schedules are no plans, if that alone keeps a gap open; else ""."""
+    if incumbent.arena_excess is not None:
         return (
-            "what is open is of schedules that keep the budget in bytes; none that was tried has a memory layout "
-            f"within it, and the nearest takes {show_bytes(found.arena_excess)} more"
+            "the open gap is due to schedules whose bytes fit the budget; none that was tried has a memory layout "
+            f"within it, and the nearest takes {show_bytes(incumbent.arena_excess)} more"
         )
-    if found.makespan_excess_s is not None:
+    if incumbent.makespan_excess_s is not None:
         return (
-            "what is open is of schedules that the clock refuses; the nearest that was tried is "
-            f"{show_seconds(found.makespan_excess_s)} late"
+            "the open gap is due to schedules whose plans miss the deadline; the nearest that was tried is "
+            f"{show_seconds(incumbent.makespan_excess_s)} late"
         )
     return ""
 
@@ -165,21 +169,20 @@ class _ScopeSearch:
     def search(self, no_goods: float) -> Proof:
         run, gap = self.run, self.run.options.gap
         exact = self._attempt(Restriction(), self.budget)
-        late = run.incumbent.makespan_excess_s is not None
-        refusal = _refused(run.incumbent) if exact is Ending.REFUSED else ""
-        self._restricted(exact)
+        has_late_plan = run.incumbent.makespan_excess_s is not None
+        note = _rejection_note(run.incumbent) if exact is Ending.REFUSED else ""
+        self._search_restricted(exact)
         open_ = exact is not Ending.INFEASIBLE and not run.closed(gap)
-        refused = late or run.incumbent.best is None or exact is Ending.REFUSED
+        refused = has_late_plan or run.incumbent.best is None or exact is Ending.REFUSED
         if no_goods and open_ and run.chosen.search.no_good is not None and refused:
-            exact = self._without_refused(exact, no_goods)
-            refusal = (refusal and _refused(run.incumbent)) or refusal
-        return self._proof(exact, refusal)
+            exact = self._search_without_rejected(exact, no_goods)
+            note = (note and _rejection_note(run.incumbent)) or note
+        return self._proof(exact, note)
 
     def relax(self) -> Proof:
-        """Build and relax what was asked for."""
         return self._proof(self._attempt(Restriction(), self.budget, relaxed_only=True), "")
 
-    def _proof(self, exact: Ending, refusal: str) -> Proof:
+    def _proof(self, exact: Ending, note: str) -> Proof:
         run, gap = self.run, self.run.options.gap
         return Proof(
             self.scope,
@@ -190,13 +193,13 @@ class _ScopeSearch:
             run.closed(gap),
             exact in (Ending.FINISHED, Ending.REFUSED, Ending.EXHAUSTED),
             exact is Ending.EXHAUSTED,
-            note="" if run.closed(gap) else refusal,
+            note="" if run.closed(gap) else note,
             sources=self.sources,
             binding=self.binding,
         )
 
-    def _restricted(self, exact: Ending) -> None:
-        """Solve again, a little tighter each time, while only the layout or the clock refuse what is found."""
+    def _search_restricted(self, exact: Ending) -> None:
+        """Solve tighter and tighter models while only the layout or the clock reject the plans."""
         run = self.run
         overlaps = run.problem.dma and run.options.paging and run.options.deadline_model is not DeadlineModel.PAPER
         steps = Refinement(run.options.ram_bytes, overlaps=overlaps)
@@ -210,25 +213,24 @@ class _ScopeSearch:
                 break
             restriction = steps.ended(self._attempt(restriction, budget))
 
-    def _without_refused(self, before: Ending, share: float) -> Ending:
-        """Search once more for what was asked: each refused schedule is left out, with what else it proves late."""
+    def _search_without_rejected(self, previous: Ending, share: float) -> Ending:
+        """Search the requested model again, without each rejected schedule and others proven late with it."""
         budget = self.budget.part(share)
         if self.run.remaining_s(budget) <= LEAST_S:
-            return before
+            return previous
         ending = self._attempt(Restriction(), budget, no_goods=True)
-        return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED, Ending.EXHAUSTED) else before
+        return ending if ending in (Ending.INFEASIBLE, Ending.FINISHED, Ending.EXHAUSTED) else previous
 
     def _attempt(
         self, restriction: Restriction, budget: Budget, *, no_goods: bool = False, relaxed_only: bool = False
     ) -> Ending:
-        """Build and search one model."""
         run, chosen, ceiling = self.run, self.run.chosen, self._ceiling()
         run.incumbent.forget()
         try:
             with run.timed("build"), work.ending(run.latest):
-                asked = restriction.of(run.options)
+                options = restriction.of(run.options)
                 model = model_of(
-                    chosen, run.problem, asked, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling
+                    chosen, run.problem, options, self.scope, hidden_share=restriction.hidden_share, ceiling_j=ceiling
                 )
                 covered = self._covered(model, restriction)
                 known = next((proof for row, proof in covered if not row.variables), None)
@@ -262,11 +264,11 @@ class _ScopeSearch:
         return ending
 
     def _covered(self, model: Any, restriction: Restriction) -> list[tuple[Row, Proof]]:
-        """The proofs of parts of the model, each with the row that leaves that part out.
+        """Return the proofs of parts of the model, each with the row that excludes that part.
 
-        It is proven of the limits that were asked for.
+        The proofs hold for the requested limits.
         """
-        chosen, inner, plain = self.run.chosen, self.settled, self.run.plain
+        chosen, inner, plain = self.run.chosen, self.settled, self.run.plain_proof
         if not restriction.exact:
             return []
         rows: list[tuple[Row | None, Proof]] = []
@@ -277,15 +279,15 @@ class _ScopeSearch:
         return [(row, proof) for row, proof in rows if row is not None]
 
     def _ceiling(self) -> float:
-        """The cost of the best plan, where a model may leave out what costs more: which runs may stream."""
+        """Return the cost of the best plan if a streaming model may omit schedules that cost more; else inf."""
         run, value = self.run, self.run.incumbent.value
-        useful = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.kind is Kind.LEAN
-        return math.inf if value is None or not useful else value
+        can_omit = Feature.STREAMED in run.problem.features and run.chosen.plain and run.chosen.kind is Kind.LEAN
+        return math.inf if value is None or not can_omit else value
 
     def _nothing_beyond(self, covered: Sequence[Proof], ceiling: float, *, exact: bool) -> Ending:
-        """A model without a schedule, beside those that some proofs cover and those that cost more than a plan.
+        """Conclude from a model without a schedule, apart from the parts that proofs cover.
 
-        It lacks what costs more than the ceiling, inf where that is nothing. Of a restriction nothing is proven.
+        It also lacks schedules that cost more than the ceiling (inf: none). A restriction proves nothing.
         """
         bounds = [proof.bound for proof in covered if not proof.infeasible]
         if not exact or (not bounds and ceiling == math.inf):

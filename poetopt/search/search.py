@@ -1,9 +1,8 @@
-"""A search from beginning to end: what is plain without one, heuristics, scope after scope, the answer.
+"""Search from beginning to end: closed answers, heuristics, scope after scope, the conclusion.
 
-The plain problem: only those operators stream that don't fit the budget plain.
-
-It is smaller than the whole one, and its relaxation tighter. Its plans are plans of the whole problem, for as many
-joules; and what is proven of it need not be searched again where operators may stream: only what streams is left.
+In the plain problem only those operators stream that don't fit the budget otherwise. It is smaller than the whole
+problem, and its relaxation is tighter. Its plans are plans of the whole problem, at the same energy. Once it is proven,
+the search of the whole problem only considers schedules that stream more.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from poetopt.search.tuning import ALL_SHARE, LEAST_S, RELAX_SHARE, RUN_PLAIN
 
 
 def run_plain(problem: Problem, ram_bytes: int) -> Problem:
-    """The problem without the variants of operators that fit a budget plain."""
+    """Return the problem without the variants of operators that fit the budget without streaming."""
     operators = tuple(
         replace(operator, variants=()) if problem.fits_plain(k, ram_bytes) else operator
         for k, operator in enumerate(problem.operators)
@@ -56,9 +55,9 @@ def run_plain(problem: Problem, ram_bytes: int) -> Problem:
 
 @dataclass
 class PlainRun(Run):
-    """A run over the plain problem, in a part of the effort of the `whole` one, with whose incumbent it begins.
+    """Run over the plain problem, in a part of the effort of the `whole` run, whose incumbent it shares.
 
-    It ends where nothing plain is better than that, so that a streamed plan spares most of it.
+    It ends once nothing plain is better than that incumbent, so a streamed plan saves most of it.
     """
 
     whole: Run = field(kw_only=True)
@@ -69,7 +68,7 @@ class PlainRun(Run):
 
     @classmethod
     def of(cls, run: Run, plain: Problem) -> PlainRun:
-        """A run over `run`'s plain problem, in a part of the effort that is left now."""
+        """Return a run over the plain problem of `run`, in a part of the effort that is left now."""
         share = RUN_PLAIN[Feature.STREAMED in plain.features]
         return cls(
             plain,
@@ -80,23 +79,28 @@ class PlainRun(Run):
             starts=run.starts,
             lock=run.lock,
             whole=run,
-            given=run.budget.part(share),
+            part_budget=run.budget.part(share),
             share=run.share * share,
         )
 
     def offer(self, schedule: Schedule, phase: str, *, quick: bool = False) -> bool:
-        """Say whether it is the whole problem's best now."""
+        """Offer a schedule to the whole run; return whether it is the whole problem's best now."""
         return self.whole.offer(schedule, phase, quick=quick)
 
-    def say(self, phase: str) -> None:
-        """Nothing: its bounds are not the whole problem's."""
+    def report_progress(self, phase: str) -> None:
+        """Report nothing: its bounds are not the whole problem's."""
 
 
 def plain_first(run: Run, scope: str, all_plans: AllPlans | None) -> Proof | None:
-    """Search the plain problem, whose plans are the run's; what is proven of it, where that is settled.
+    """Search the plain problem, whose plans are the run's.
 
-    First come plans that a relaxation of `scope` with streamed runs leads to: the plain problem is searched no further
-    than it may be better. An interrupt of it is one of the run. None where all problems are plain, or none is.
+    First come the plans of a relaxation of `scope` with streamed runs, so that the plain problem is searched no further
+    than it can be better. An interrupt of the plain search is one of the run.
+
+    Returns
+    -------
+    Proof or None
+        Proof of the plain problem, if it is settled. None also if all operators fit plain, or none does.
     """
     problem = run_plain(run.problem, run.options.ram_bytes)
     if not run.options.paging or problem is run.problem:
@@ -105,7 +109,7 @@ def plain_first(run: Run, scope: str, all_plans: AllPlans | None) -> Proof | Non
         relax_scope(run, scope, run.budget.part(RELAX_SHARE))
     plain = PlainRun.of(run, problem)
     deepening = Deepening(plain, all_plans)
-    plain.enter(deepening.first)
+    plain.enter_scope(deepening.first)
     with run.timed("plain schedules"):
         proof = deepening.deepen()
     if plain.interrupted:
@@ -116,7 +120,7 @@ def plain_first(run: Run, scope: str, all_plans: AllPlans | None) -> Proof | Non
 def objective_of(
     chosen: Formulation, problem: Problem, value: float | None, bound: float | None
 ) -> tuple[float | None, Objective | None]:
-    """The overhead bound in joules where energy was minimised as the simulator counts it, else the objective."""
+    """Return the overhead bound in joules if the simulator's energy was minimised, else the objective."""
     if chosen.plain:
         return bound, None
     adding = " and ".join(block.name for block in chosen.blocks if block.adds_j is not None)
@@ -127,10 +131,10 @@ def objective_of(
 
 MODELS = frozenset({Feature.STORED, Feature.UPDATED, *COMPUTES, *PLAINLY})
 SUPPORTS = MODELS | {Feature.MAPPED, Feature.CARRIED, Feature.RESULT}
-"""Features of problems that schedules are searched for, and those among them that models have decisions for."""
+"""Features that the search supports, and among them those that models have decisions for."""
 
 _BY_SUMS = " (where operators may stream, only sums of bytes and seconds prove that)"
-_NONE_OF_ITS_OWN = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
+_NONE_BY_ITS_RULES = "no schedule by the rules of the formulation '{}' exists, which are stricter than those of plans"
 
 
 def search(
@@ -141,38 +145,44 @@ def search(
     begin: float | None = None,
     whole: Run | None = None,
     share: float = 1.0,
-    of_all: bool = True,
+    bounds_all_plans: bool = True,
 ) -> Solution:
     """Find the schedule of least energy for `problem` within `options`.
 
-    Never raises for an infeasible problem or an interrupt: the Solution's status says so.
-    `poetopt.search.diagnosis.solve` adds what would help where there is no schedule.
+    It doesn't raise for an infeasible problem or an interrupt: the status of the Solution says so.
+    `poetopt.search.diagnosis.solve` adds remedies where there is no schedule.
 
+    Parameters
+    ----------
     starts
-        Schedules found elsewhere, taken like those of the heuristics.
+        Schedules from elsewhere, used like those of the heuristics.
     begin
-        The moment (of `time.monotonic`) at which the time limit begins: before now where reading the model counts.
+        Moment (of `time.monotonic`) at which the time limit begins; before now if reading the model counts.
     whole, share
-        The search of which this one is a part, and its share of that one's effort.
-    of_all
-        Whether time is kept for a bound on all plans.
+        Search that this one is part of, and the share of its effort.
+    bounds_all_plans
+        Whether to reserve time for a bound on all plans.
 
-    Raises FormulationError and BackendUnavailableError for options that don't exist, ProblemError for a problem with
-    features that no search plans for yet.
+    Raises
+    ------
+    FormulationError, BackendUnavailableError
+        For options that don't exist.
+    ProblemError
+        For a problem with features that the search doesn't support.
     """
     check_supported(problem, "the search", SUPPORTS)
     if problem.beyond(MODELS) is not None:
         begin = time.monotonic() if begin is None else begin
-        found = search(without_ends(problem), options, listener, starts, begin)
-        return _with_ends(found, Run(problem, options, listener, begin=begin))
-    chosen, now = formulation_of(options.formulation), time.monotonic()
-    run = Run(problem, options, listener, begin=now if begin is None else begin)
+        solution = search(without_ends(problem), options, listener, starts, begin)
+        return _with_ends(solution, Run(problem, options, listener, begin=begin))
+    chosen, search_begin = formulation_of(options.formulation), time.monotonic()
+    run = Run(problem, options, listener, begin=search_begin if begin is None else begin)
     if whole is not None:
         part = whole.budget.part(share)
-        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, given=part)
+        run = Run(problem, options, listener, begin=whole.begin, work=whole.work, part_budget=part)
     if begin is not None:
-        run.timing["reading"] = now - begin
-    backend(options.backend)  # says at once where there is none
+        run.timing["reading"] = search_begin - begin
+    backend(options.backend)  # raises early if it is missing
     with run.timed("layout"):
         store_all = store_all_bytes(problem)
     try:
@@ -183,35 +193,35 @@ def search(
     except KeyboardInterrupt:
         run.interrupt()
     if run.incumbent.best is not None and _moves_least(run, run.incumbent.best):
-        # what comes anew with each batch is moved in every schedule, and what updates behind its parts alone read
-        run.least = run.incumbent.best.value
-        run.raise_bound(run.least, "store-all")
+        # Every schedule moves the inputs of each batch, and the tensors that only the update after its parts reads.
+        run.all_plans_bound = run.incumbent.best.value
+        run.raise_bound(run.all_plans_bound, "store-all")
         return _solution(run, Status.OPTIMAL, store_all)
-    refusal = impossible(problem, options)
-    if refusal is not None:
-        return replace(_solution(run, Status.INFEASIBLE, store_all), **refusal)
-    hopeless = chosen.impossible(problem)
-    if hopeless is not None:
-        return replace(_solution(run, Status.INFEASIBLE, store_all), reason=hopeless)
+    reason = impossible(problem, options)
+    if reason is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), **reason)
+    block_reason = chosen.impossible(problem)
+    if block_reason is not None:
+        return replace(_solution(run, Status.INFEASIBLE, store_all), reason=block_reason)
     if run.interrupted:
         return _solution(run, Status.UNKNOWN, store_all)
     strict = not chosen.plans_count
-    all_plans = AllPlans(run) if of_all else None
+    all_plans = AllPlans(run) if bounds_all_plans else None
     deepening = Deepening(run, all_plans)
-    run.enter(deepening.first)
-    rest = 1.0 - (ALL_SHARE if all_plans else 0.0)
-    few = decidable(run)
-    run.allot(rest)
+    run.enter_scope(deepening.first)
+    share_left = 1.0 - (ALL_SHARE if all_plans else 0.0)
+    enumerable = decidable(run)
+    run.allot(share_left)
     try:
         with run.timed("heuristics"):
-            first_schedules(run, strict=strict, given=starts)
+            first_schedules(run, strict=strict, starts=starts)
         if not strict:
-            plain_schedules(run, partial(search, of_all=False))
-            run.plain = plain_first(run, deepening.first, all_plans)
-        run.allot(rest - DECIDING_SHARE if few else rest)
+            plain_schedules(run, partial(search, bounds_all_plans=False))
+            run.plain_proof = plain_first(run, deepening.first, all_plans)
+        run.allot(share_left - DECIDING_SHARE if enumerable else share_left)
         proof = deepening.deepen()
-        if few:
-            run.allot(rest)
+        if enumerable:
+            run.allot(share_left)
             with run.timed("exhaustive"):
                 proof = decided(run, proof)
     except KeyboardInterrupt:
@@ -226,50 +236,50 @@ def search(
     return _conclude(run, proof, store_all)
 
 
-def _with_ends(found: Solution, run: Run) -> Solution:
-    """The solution of a problem, from that of its `without_ends`."""
-    if found.plan is None:
-        return found
+def _with_ends(solution: Solution, run: Run) -> Solution:
+    """Return the solution of the run's problem, from that of the problem `without_ends`."""
+    if solution.plan is None:
+        return solution
     problem, options = run.problem, run.options
-    plan = with_ends(problem, found.plan)
+    plan = with_ends(problem, solution.plan)
     laid_out = lay_out(plan, ram_bytes=run.incumbent.room_bytes)
     simulation, arena = simulate(plan), arena_bytes(laid_out)
     if within(options, problem, simulation, arena):
-        return replace(found, plan=laid_out, simulation=simulation, arena_bytes=arena)
-    proof = Proof(found.scope, found.scope, found.overhead_bound_j or 0.0, False, None, False)
-    return _conclude(run, decided(run, proof) if decidable(run) else proof, found.store_all_peak_bytes)
+        return replace(solution, plan=laid_out, simulation=simulation, arena_bytes=arena)
+    proof = Proof(solution.scope, solution.scope, solution.overhead_bound_j or 0.0, False, None, False)
+    return _conclude(run, decided(run, proof) if decidable(run) else proof, solution.store_all_peak_bytes)
 
 
-def _moves_least(run: Run, ordinary: Candidate) -> bool:
-    """Return whether no schedule moves for less what ordinary training does.
+def _moves_least(run: Run, store_all: Candidate) -> bool:
+    """Return whether no schedule spends less on transfers than ordinary training.
 
-    Streaming may be cheaper than paging, another order may wake the storage less often, and behind the last part of a
-    batch something may stream only for what the parts keep in RAM.
+    Streaming may be cheaper than paging. Another order may wake the storage less often. After the last part of a batch,
+    an operator may stream only because of the tensors that the parts keep in RAM.
     """
-    plan, problem = ordinary.plan, ordinary.plan.problem
-    behind = closing_of(problem, plan.instructions)
-    if behind is not None and any(step.variant for step in behind.instructions):
+    plan, problem = store_all.plan, store_all.plan.problem
+    update_phase = closing_of(problem, plan.instructions)
+    if update_phase is not None and any(step.variant for step in update_phase.instructions):
         return False
-    moved = {step.target for step in plan.instructions if step.action is Action.PAGE_IN}
-    if moved and problem.wake_j and ordinary.simulation.wakes > 1:
+    paged_in = {step.target for step in plan.instructions if step.action is Action.PAGE_IN}
+    if paged_in and problem.wake_j and store_all.simulation.wakes > 1:
         return False
     streamed = [
         (
-            way.energy_j - operator.energy_j,
-            sum(problem.tensors[i].page_in_j for i in moved.intersection(way.streamed_in)),
+            variant.energy_j - operator.energy_j,
+            sum(problem.tensors[i].page_in_j for i in paged_in.intersection(variant.streamed_in)),
         )
         for operator in problem.operators
-        for way in operator.variants
-        if moved.intersection(way.streamed_in)
+        for variant in operator.variants
+        if paged_in.intersection(variant.streamed_in)
     ]
-    return all(run.chosen.plain and more_j >= saved_j for more_j, saved_j in streamed)
+    return all(run.chosen.plain and extra_j >= saved_j for extra_j, saved_j in streamed)
 
 
 def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
-    run.enter(proof.scope, max(proof.bound, run.least))
+    run.enter_scope(proof.scope, max(proof.bound, run.all_plans_bound))
     begin = time.monotonic()
     try:
-        if not run.interrupted:  # seconds, for large ones
+        if not run.interrupted:  # takes seconds for large problems
             run.incumbent.hide_transfers(quick=time.monotonic() > run.latest)
         run.incumbent.settle()
     except KeyboardInterrupt:
@@ -280,42 +290,42 @@ def _conclude(run: Run, proof: Proof, store_all_peak: int) -> Solution:
         status, reason = _without_plan(run, proof)
         exhausted = proof.infeasible or proof.exhausted
         return replace(_solution(run, status, store_all_peak), reason=reason, exhausted=exhausted)
-    found = _solution(run, Status.FEASIBLE, store_all_peak)
-    return replace(found, status=graded(found.overhead_gap, run.options.gap), reason=proof.note)
+    solution = _solution(run, Status.FEASIBLE, store_all_peak)
+    return replace(solution, status=graded(solution.overhead_gap, run.options.gap), reason=proof.note)
 
 
 def _without_plan(run: Run, proof: Proof) -> tuple[Status, str]:
-    """The status and the reason where no plan was found.
+    """Return the status and the reason of a search that found no plan.
 
-    It is infeasible where that is proven of all that was asked for: of all plans, or of those of the scope, or of the
-    formulation with rules of its own, that was named.
+    The status is infeasible if that is proven of everything that was requested: of all plans, of the requested scope,
+    or of a formulation with rules of its own.
     """
-    chosen, kind = run.chosen, proven_words(proof.scope)
+    chosen, words = run.chosen, proven_words(proof.scope)
     if proof.exhausted:
         return Status.UNKNOWN, (
-            f"each schedule with {kind} that keeps the budget in bytes was tried, and has no memory layout "
-            "within it, or is refused by the clock or a block"
+            f"each schedule with {words} whose bytes fit the budget was tried; none has a memory layout within it, "
+            "keeps the deadline and satisfies every block"
         )
-    sums = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
+    caveat = _BY_SUMS if Feature.STREAMED in run.problem.features else ""
     if not proof.infeasible:
-        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{sums}"
-    if proof.of_all:
+        return Status.UNKNOWN, f"no schedule was found in {run.elapsed_s:.1f} s, and none is proven impossible{caveat}"
+    if proof.covers_all_plans:
         return Status.INFEASIBLE, "no schedule exists"
-    none = f"no schedule with {kind} exists, by proof"
+    reason = f"no schedule with {words} exists, by proof"
     if proof.scope == "full" and not chosen.plans_count:
-        return Status.INFEASIBLE, _NONE_OF_ITS_OWN.format(chosen.name)
+        return Status.INFEASIBLE, _NONE_BY_ITS_RULES.format(chosen.name)
     if proof.scope == "full":
-        return Status.UNKNOWN, f"{none}; whether another one exists is open{sums}"
-    named = run.options.scope == proof.asked
-    return Status.INFEASIBLE if named else Status.UNKNOWN, f"{none}; a wider --scope may have one"
+        return Status.UNKNOWN, f"{reason}; whether another one exists is open{caveat}"
+    was_requested = run.options.scope == proof.asked
+    return Status.INFEASIBLE if was_requested else Status.UNKNOWN, f"{reason}; a wider scope may have one"
 
 
 def _solution(run: Run, status: Status, store_all_peak: int) -> Solution:
     best = run.incumbent.best
     total_s = run.elapsed_s
     value = math.inf if best is None else best.value
-    impossible = status is Status.INFEASIBLE
-    bound, scope_bound = (None if impossible else min(one, value) for one in (run.least, run.bound))
+    is_infeasible = status is Status.INFEASIBLE
+    bound, scope_bound = (None if is_infeasible else min(proven, value) for proven in (run.all_plans_bound, run.bound))
     bound_j, objective = objective_of(run.chosen, run.problem, run.incumbent.value, bound)
     return Solution(
         status=status,

@@ -1,4 +1,4 @@
-"""The questions to the solve loop, and its answers."""
+"""Options of a solve, and its solution."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from poetopt.plan.simulate import Simulation
 
 OPTIMAL_GAP = 1e-6
-"""An `overhead_gap` up to this is called optimal."""
+"""Largest `overhead_gap` of a plan that is called optimal."""
 
 
 class Status(StrEnum):
-    """The standing of an answer, the best first."""
+    """Status of a solution, the best first."""
 
     OPTIMAL = "optimal"
     WITHIN_GAP = "within-gap"
@@ -28,40 +28,40 @@ class Status(StrEnum):
 
 
 def graded(gap: float | None, asked: float) -> Status:
-    """The status of a plan with this gap, where `asked` is tolerated; None: nothing is proven."""
+    """Return the status of a plan with this gap (None: nothing is proven), where `asked` is tolerated."""
     if gap is None or gap > max(asked, OPTIMAL_GAP):
         return Status.FEASIBLE
     return Status.OPTIMAL if gap <= OPTIMAL_GAP else Status.WITHIN_GAP
 
 
 def share_open(value: float, bound: float) -> float:
-    """(value - bound) / value, 0 where there is nothing to save."""
+    """Return (value - bound) / value; 0 if there is nothing to save."""
     return 0.0 if value <= 0 else max(0.0, (value - bound) / value)
 
 
 class DeadlineModel(StrEnum):
-    """The quantity that a deadline bounds: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
+    """Quantity that a deadline limits: the simulated makespan, or the sum of compute times (eq. 3 of the paper)."""
 
     MAKESPAN = "makespan"
     PAPER = "paper"
 
     def seconds(self, simulation: Simulation) -> float:
-        """The seconds of a simulated plan that a deadline bounds."""
+        """Return the seconds of a simulated plan that a deadline limits."""
         return simulation.compute_s if self is DeadlineModel.PAPER else simulation.makespan_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """One solve.
+    """Options of one solve.
 
+    Attributes
+    ----------
     ram_bytes
-        The budget for everything that is not resident.
+        Budget for everything that is not resident.
     deadline_s
-        Bound on the step's time, or None.
-    formulation
-        Its name, or the object.
-    backend
-        Its name, or the object.
+        Limit of the step's time, or None.
+    formulation, backend
+        Name, or object.
     scope
         `auto`, `depth:D`, `forward` or `full` (only `full` for the formulation `poet`).
     paging, remat
@@ -71,7 +71,7 @@ class Options:
     solver_options
         The solver's own options, by its own names.
     log
-        A file to append what the solver prints to, or None.
+        File to which the solver's output is appended, or None.
     """
 
     ram_bytes: int
@@ -90,34 +90,38 @@ class Options:
 
     @property
     def backend_name(self) -> str:
-        """The backend's name in results."""
+        """Name of the backend in results."""
         return self.backend if isinstance(self.backend, str) else self.backend.name
 
     @property
     def formulation_name(self) -> str:
-        """The formulation's name in results."""
+        """Name of the formulation in results."""
         return self.formulation if isinstance(self.formulation, str) else self.formulation.name
 
     @property
     def asks(self) -> tuple[str, ...]:
-        """The demands of blocks beside the budget and the deadline, in words."""
+        """Requirements of blocks beside the budget and the deadline, in words."""
         if isinstance(self.formulation, str):
             return ()
         return tuple(block.says for block in self.formulation.blocks if block.says)
 
 
 RAM = "RAM"
-"""The objective of `--with minimize=ram`: the budget in bytes."""
+"""Name of the objective that is the budget in bytes (`--with minimize=ram`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """The quantity that was minimised, where it isn't the energy that the simulator counts; figures in `unit`.
+    """Quantity that was minimised instead of the simulator's energy; figures in `unit`.
 
+    Attributes
+    ----------
     baseline
-        Of one compute of each operator.
-    value, bound
-        The plan's above the baseline, and what is proven that no schedule at all is below; None: not known.
+        Value of one run of each operator.
+    value
+        Value of the plan above the baseline; None: not known.
+    bound
+        Proven bound on the value of all schedules above the baseline; None: not known.
     """
 
     name: str
@@ -129,10 +133,14 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A line of the live display: the incumbent and the bound so far (joules of overhead; None: not yet).
+    """Line of the live display: the incumbent and the bound so far.
 
+    Attributes
+    ----------
+    overhead_j, overhead_bound_j
+        Figures in `unit`; None: not known yet.
     unit
-        Of both figures, where something else than energy is minimised.
+        Unit of both figures: joules, unless something else than energy is minimised.
     """
 
     elapsed_s: float
@@ -148,36 +156,38 @@ Listener = Callable[[Progress], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """The answer to one solve. Where `plan` is set it has been laid out and accepted by the simulator.
+    """Result of one solve. If `plan` is set, it has been laid out and accepted by the simulator.
 
+    Attributes
+    ----------
     scope
-        The space that was searched, and in which `scope_bound` is a bound: `depth<=D`, `forward`, `full`;
-        `store-all` where keeping everything fits (then nothing can be cheaper).
+        Set of schedules that was searched, in which `scope_bound` is a bound: `depth<=D`, `forward`, `full`;
+        `store-all` if keeping everything fits (then nothing can be cheaper).
     overhead_bound_j
-        No schedule at all has less overhead; 0 where nothing better is known. None if infeasible, and where something
-        else was minimised. `status` and gaps are of this one.
+        Overhead that no schedule at all is below; 0 if nothing better is known. None if infeasible, or if something
+        else was minimised. `status` and gaps refer to it.
     scope_bound
-        No schedule in the scope has less, of what was minimised; None if infeasible.
+        Value that no schedule in the scope is below; None if infeasible.
     outdone
-        Whether the plan is better than anything in the scope, so that it lies outside; the scope's bound is then its
-        own value.
+        Whether the plan is better than anything in the scope, so that it lies outside. The scope's bound is then
+        the plan's value.
     objective
-        What was minimised instead of the energy that the simulator counts; gaps are then of it. None: that energy.
+        Quantity that was minimised instead of the simulator's energy, to which gaps then refer. None: that energy.
     least_ram_bytes, least_deadline_s
-        For an infeasible problem: the smallest that is feasible, where it was found.
+        For an infeasible problem: the smallest known feasible value, if any.
     ram_bound_bytes, deadline_bound_s
         Proven lower bounds on the RAM and the time of any schedule.
     timing
         Seconds by phase: layout, heuristics, build, relaxation, neighbourhoods, search.
     exhausted
-        Without a plan: whether its scope is proven to have none that can be used, so that more time finds none there.
-        Infeasible is said of all plans.
+        Without a plan: whether its scope is proven to have no usable schedule, so that more time finds none there.
+        The status infeasible is about all plans.
     reason
-        For status infeasible or unknown: why, in a sentence for people; else what a deeper scope left open, if any.
+        For status infeasible or unknown: the reason in words. Otherwise: the gap in a deeper scope, if any.
     why
-        Without a plan: what binds, and what would be possible without it, in sentences.
+        Without a plan: the requirements that bind, and what is possible without them, in sentences.
     interrupted
-        Ctrl-C cut the solve short, or the search for what would help: this is what was known by then.
+        Whether Ctrl-C ended the solve, or its search for remedies. The solution is what was known by then.
     """
 
     status: Status
@@ -211,7 +221,7 @@ class Solution:
 
     @property
     def _figures(self) -> tuple[float, float, float] | None:
-        """Baseline, value and bound of what was minimised; None where one of them isn't known."""
+        """Baseline, value and bound of the objective; None if one of them isn't known."""
         if self.simulation is None:
             return None
         baseline = self.simulation.energy_j - self.simulation.overhead_j
@@ -223,12 +233,12 @@ class Solution:
 
     @property
     def overhead_gap(self) -> float | None:
-        """(overhead - overhead bound) / overhead; 0 where the overhead is 0; None without a plan."""
+        """(overhead - overhead bound) / overhead; 0 if the overhead is 0; None without a plan."""
         return None if self._figures is None else share_open(*self._figures[1:])
 
     @property
     def scope_bound_j(self) -> float | None:
-        """`scope_bound` where energy was minimised as the simulator counts it."""
+        """`scope_bound` if the simulator's energy was minimised; else None."""
         return self.scope_bound if self.objective is None else None
 
     @property

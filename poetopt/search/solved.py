@@ -1,4 +1,4 @@
-"""A Pyomo model that somebody else has solved: the rows that it still lacks, and its plan."""
+"""Late rows and the plan of a Pyomo model that another program has solved."""
 
 from __future__ import annotations
 
@@ -21,59 +21,61 @@ from poetopt.search.solution import DeadlineModel, Options
 from poetopt.util.errors import FormulationError, PlanError
 from poetopt.util.units import show_limit
 
-WHOLE = 1e-4
-"""The distance from a whole number at which a solver may leave one."""
-LATE = "late_rows"
-"""The attribute of the model under which rows that came late stand."""
+INTEGRALITY_TOLERANCE = 1e-4
+"""Largest distance of an integer variable from an integer."""
+LATE_ROWS = "late_rows"
+"""Attribute of the model for rows that were added late."""
 
 
 class _Values:
-    """A PointLike: what stands in the variables; an entry that no row mentions has no value, and is 0."""
+    """PointLike of a model's variables. An entry that no row mentions has no value, and is 0."""
 
     integral = True
 
     def __init__(self, model: Any) -> None:
-        """Raises PlanError where there is no value at all, and for a value that is no number within its bounds."""
+        """Raise PlanError if the model has no value at all, or one that is no number within its bounds."""
         entries = [v for v in model.component_data_objects(pyo.Var) if not v.fixed]
         if entries and all(entry.value is None for entry in entries):
             raise PlanError(
-                f"the model has no solution in it: none of its {len(entries):,} variables has a value; solve it first "
-                "(and load the solution, where your solver leaves that to you)"
+                f"the model has no solution: none of its {len(entries):,} variables has a value. Solve it first "
+                "(and load the solution, if your solver leaves that to you)."
             )
         for entry in model.component_data_objects(pyo.Var):
-            if entry.value is not None and not _possible(entry):
+            if entry.value is not None and not _is_possible(entry):
                 raise PlanError(
-                    f"{entry.name} has the value {entry.value!r}, and no solution has that (bounds: {entry.lb} and "
-                    f"{entry.ub}); give the variables what your solver found"
+                    f"{entry.name} has the value {entry.value!r}, which is no number within its bounds ({entry.lb} and "
+                    f"{entry.ub}). Set the variables to your solver's solution."
                 )
         self._whole = {id(variable) for variable, _ in model.formulation.search.stages(model)}
 
     def __getitem__(self, variable: Any) -> Floats:
         values = np.array([0.0 if entry.value is None else entry.value for entry in variable.values()], dtype=float)
-        whole: Floats = np.rint(values)
+        rounded: Floats = np.rint(values)
         if not len(values) or not (id(variable) in self._whole or all(v.is_integer() for v in variable.values())):
             return values
-        worst = int(np.argmax(np.abs(values - whole)))
-        if abs(values[worst] - whole[worst]) > WHOLE:
+        worst = int(np.argmax(np.abs(values - rounded)))
+        if abs(values[worst] - rounded[worst]) > INTEGRALITY_TOLERANCE:
             raise PlanError(
-                f"{variable.name} isn't solved to whole numbers ({values[worst]:g}); "
-                "solve the model as an integer program first"
+                f"{variable.name} isn't solved to whole numbers ({values[worst]:g}). "
+                "Solve the model as an integer program first."
             )
-        return whole
+        return rounded
 
 
-def _possible(entry: Any) -> bool:
-    """Say whether the value of a variable is a number within its bounds, as far as solvers keep them."""
+def _is_possible(entry: Any) -> bool:
+    """Return whether a variable's value is a number within its bounds, up to the tolerance of solvers."""
     if not isinstance(entry.value, Real) or not math.isfinite(entry.value):
         return False
     value = float(entry.value)
     low, high = entry.bounds
-    slack = WHOLE * max(1.0, abs(value))
+    slack = INTEGRALITY_TOLERANCE * max(1.0, abs(value))
     return (low is None or value >= low - slack) and (high is None or value <= high + slack)
 
 
 def add_late_rows(model: Any) -> int:
-    """Add the late rows that the solution in a Pyomo model breaks, and return how many there were.
+    """Add the late rows that the solution in a Pyomo model breaks, and return their number.
+
+    Without these rows a solution may take more than the budget.
 
         model = po.formulations.retention.build(problem, ram_bytes=10_000_000, scope="depth:4")
         solver.solve(model)
@@ -81,25 +83,31 @@ def add_late_rows(model: Any) -> int:
             solver.solve(model)
         plan = po.plan_of(model)
 
+    Parameters
+    ----------
     model
-        Built by any formulation, with blocks of others or without; it may be a block of a larger model, such as the
-        extensive form of scenarios: then each of them by itself.
+        Model that a formulation has built, with further blocks or without. It may be a block of a larger model,
+        such as the extensive form of scenarios; then call the function for each block by itself.
 
-    Without these rows a solution may take more than the budget. Raises PlanError for a model without a solution, or
-    with one that isn't whole; FormulationError for a model that no formulation has built.
+    Raises
+    ------
+    PlanError
+        For a model without a solution, or with one that isn't integral.
+    FormulationError
+        For a model that no formulation has built.
     """
     chosen = _formulation(model)
-    with _by_itself(model):
+    with _as_root(model):
         rows = [row for row in chosen.separate(model, _Values(model)) if row.core]
-    if rows and model.component(LATE) is None:
-        model.add_component(LATE, pyo.ConstraintList())
+    if rows and model.component(LATE_ROWS) is None:
+        model.add_component(LATE_ROWS, pyo.ConstraintList())
     for row in rows:
-        model.component(LATE).add(_expression(model, row))
+        model.component(LATE_ROWS).add(_expression(model, row))
     return len(rows)
 
 
 def _expression(model: Any, row: Row) -> Any:
-    """The row for Pyomo; where the budget is a Param, in it."""
+    """Return the row for Pyomo, in terms of the budget if that is a Param."""
     body = LinearExpression(linear_coefs=list(row.coefficients), linear_vars=list(row.variables))
     lower, upper = (None if np.isinf(side) else side for side in (row.lower, row.upper))
     if model.space.limits.open and row.block == "memory":
@@ -108,17 +116,23 @@ def _expression(model: Any, row: Row) -> Any:
 
 
 def plan_of(model: Any) -> Plan:
-    """The plan that the solution in a Pyomo model stands for: simulated, laid out, and judged by every block.
+    """Return the plan of the solution in a Pyomo model: simulated, laid out, and checked by every block.
 
+    Parameters
+    ----------
     model
-        As in `add_late_rows`.
+        See `add_late_rows`.
 
-    Raises PlanError for a model without a solution, or with one that isn't whole, and for a plan that breaks the
-    budget (`add_late_rows` helps), the deadline or a block's rule; FormulationError for a model that no formulation
-    has built.
+    Raises
+    ------
+    PlanError
+        For a model without a solution, or with one that isn't integral; for a plan that breaks the budget
+        (`add_late_rows` helps), the deadline or a block's rule.
+    FormulationError
+        For a model that no formulation has built.
     """
     chosen = _formulation(model)
-    with _by_itself(model):
+    with _as_root(model):
         schedule = chosen.search.schedule(model, _Values(model))
     incumbent = Incumbent(model.space.problem, _options(chosen, model.space))
     if not incumbent.offer(schedule):
@@ -126,16 +140,16 @@ def plan_of(model: Any) -> Plan:
         if excess:
             raise PlanError(
                 f"the solution's plan takes {excess:,} bytes more than the budget of "
-                f"{incumbent.options.ram_bytes:,}: add the rows that come late (add_late_rows), and solve again"
+                f"{incumbent.options.ram_bytes:,}. Add the late rows (po.add_late_rows), and solve again."
             )
-        raise PlanError(f"the solution's plan keeps the budget, but {_refusal(incumbent, incumbent.broken(schedule))}")
+        raise PlanError(f"the solution's plan fits the budget, but {_rejection(incumbent, incumbent.broken(schedule))}")
     incumbent.settle()
     assert incumbent.best is not None
     return incumbent.best.plan
 
 
 def _options(chosen: Formulation, space: Any) -> Options:
-    """The options that the model was built with, as a solve is asked for it."""
+    """Return the options of a solve with the limits of the model."""
     limits = space.limits
     paper = limits.compute_s is not None
     return Options(
@@ -146,25 +160,25 @@ def _options(chosen: Formulation, space: Any) -> Options:
     )
 
 
-def _refusal(incumbent: Incumbent, rule: str | None) -> str:
+def _rejection(incumbent: Incumbent, rule: str | None) -> str:
     if rule is not None:
-        return f"a block refuses it: {rule}"
+        return f"a block rejects it: {rule}"
     if incumbent.arena_excess is not None:
         return (
-            f"the best memory layout found is {incumbent.arena_excess:,} bytes over it; build the model with so much "
-            "less ram_bytes"
+            f"the best memory layout found exceeds it by {incumbent.arena_excess:,} bytes. Build the model with "
+            "ram_bytes reduced by that."
         )
     if incumbent.makespan_excess_s is not None:
         return (
-            f"it takes {show_limit(incumbent.makespan_excess_s, 's')} more than the deadline, as transfers don't hide "
-            "as the model says; build the model with so much less time"
+            f"it takes {show_limit(incumbent.makespan_excess_s, 's')} more than the deadline, since it hides fewer "
+            "transfers than the model. Build the model with a deadline that is earlier by that."
         )
-    return "the simulator refuses it; has the model lost some of its rows?"
+    return "the simulator rejects it. Check whether the model has lost some of its rows."
 
 
 @contextmanager
-def _by_itself(model: Any) -> Iterator[None]:
-    """`model` as the root, where it is a block of a larger one: blocks look at `block.model()`."""
+def _as_root(model: Any) -> Iterator[None]:
+    """Make `model` the root while the context lasts, since blocks look at `block.model()`."""
     component = model.parent_component()
     parent = component._parent
     component._parent = None
@@ -175,24 +189,24 @@ def _by_itself(model: Any) -> Iterator[None]:
 
 
 def _formulation(model: Any) -> Formulation:
-    """The formulation of the model. Raises FormulationError for what no formulation has built, naming those inside."""
-    found = getattr(model, "formulation", None)
-    if isinstance(found, Formulation):
+    """Return the formulation of the model. Raise FormulationError if there is none, naming those inside."""
+    chosen = getattr(model, "formulation", None)
+    if isinstance(chosen, Formulation):
         if model.space.limits.open:
             from poetopt.formulations import parameters  # units take Pyomo half a second
 
             model.space = parameters.current(model)
-        return found
+        return chosen
     if not hasattr(model, "component_data_objects"):
-        raise FormulationError(f"a {type(model).__name__} is no Pyomo model")
-    inside = [
+        raise FormulationError(f"a {type(model).__name__} is no Pyomo model. Give the model that `build` returned.")
+    names = [
         block.name
         for block in model.component_data_objects(pyo.Block)
         if isinstance(getattr(block, "formulation", None), Formulation)
     ]
-    if inside:
+    if names:
         raise FormulationError(
-            f"this model has {len(inside)} of a formulation in it ({', '.join(inside[:3])}"
-            f"{', ...' if len(inside) > 3 else ''}); ask for each by itself"
+            f"this model contains {len(names)} models of a formulation ({', '.join(names[:3])}"
+            f"{', ...' if len(names) > 3 else ''}). Call the function for each of them."
         )
-    raise FormulationError("this is no model that a formulation's `build` has made")
+    raise FormulationError("no formulation has built this model. Give the model that `build` returned.")

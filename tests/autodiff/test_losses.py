@@ -149,8 +149,7 @@ def test_what_does_not_fit_is_refused() -> None:
         differentiate(scaled([4, 3]), loss="none")
     both = graph("y = Mul(x, w)\nz = Relu(y)", {"x": [2, 2]}, {"w": np.ones(1, np.float32)}, ["y", "z"])
     with pytest.raises(
-        ModelError,
-        match=r"several outputs; choose that .*--output NAME: 'y' \(2x2: choose its --loss\); 'z' ",
+        ModelError, match=r"several outputs; choose that .*--output NAME: 'y' \(2x2: choose its --loss\); 'z' "
     ):
         differentiate(both)
     with pytest.raises(OptionError, match="no output is called 'q'; there are y, z"):

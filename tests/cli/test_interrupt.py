@@ -123,7 +123,7 @@ INTERRUPTED = (130, "", "poetopt: interrupted\n")
         ("first_schedules/greedy", "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"),
         ("_attempt/model_of", "solve chain.json --ram 30% --deadline 1.05x --time-limit 10s"),
         ("remedies", "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"),
-        ("_tried", "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"),
+        ("_try_without_each", "solve chain.json --ram 30% --deadline 1.05x --time-limit 1ms"),
     ],
 )
 def test_what_has_no_answer_yet_ends_at_once(run: Runner, folder: Path, inside: str, line: str) -> None:
@@ -133,9 +133,9 @@ def test_what_has_no_answer_yet_ends_at_once(run: Runner, folder: Path, inside: 
     assert os.listdir(folder) == ["chain.json"]
 
 
-@pytest.mark.parametrize("inside", ["remedies", "_tried"])
+@pytest.mark.parametrize("inside", ["remedies", "_try_without_each"])
 def test_a_proof_stands_though_the_search_for_remedies_is_cut_short(run: Runner, folder: Path, inside: str) -> None:
-    with signal_at(f"_helped/{inside}"):
+    with signal_at(f"_search_remedies/{inside}"):
         ended = run(*command("solve chain.json --ram 20% --deadline 1x --time-limit 60s"))
     assert ended.code == 3, ended.err
     assert "interrupted in looking for what would help" in ended.err

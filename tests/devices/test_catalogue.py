@@ -49,7 +49,7 @@ def test_costs_grow_with_size(name: str) -> None:
 
 @pytest.mark.parametrize(("wrong", "close"), [("a7", "a72"), ("paper-a73", "paper-a72"), ("paper_m5", "paper-m4")])
 def test_an_unknown_name_is_told_the_closest(wrong: str, close: str) -> None:
-    with pytest.raises(DeviceError, match=f"unknown device '{wrong}': did you mean .*{close}"):
+    with pytest.raises(DeviceError, match=f"unknown device '{wrong}'. Did you mean .*{close}"):
         device(wrong)
 
 
@@ -149,12 +149,12 @@ def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
     [
         (
             DISK + figure("storage_bus_bytes_per_s", 0.5, "B/s"),
-            r"page_in_bytes_per_s: 1 B/s are more than the storage's bus can carry, 0\.5 B/s",
+            r"page_in_bytes_per_s: 1 B/s exceed the rate of the storage's bus, 0\.5 B/s",
         ),
-        (DISK + figure("memory_bytes_per_s", 0.5, "B/s"), r"page_out_bytes_per_s: 1 B/s are more than RAM itself"),
+        (DISK + figure("memory_bytes_per_s", 0.5, "B/s"), r"page_out_bytes_per_s: 1 B/s exceed the rate of RAM"),
         (
             figure("flop_per_j", 1e9, "FLOP/J"),
-            r"flop_per_j: at 1e\+08 FLOP/s it implies 0\.1 W, and active_power_w says 0\.25 W: 2\.5 times apart",
+            r"flop_per_j: at 1e\+08 FLOP/s it implies 0\.1 W, but active_power_w is 0\.25 W: they differ by 2\.5",
         ),
         (
             DISK.replace('unit = "s"', 'unit = "ns"', 1).replace("value = 1", "value = 0.5", 1),
@@ -171,14 +171,14 @@ def figure(name: str, value: float, unit: str, kind: str = "estimate") -> str:
         ),
         (DISK.replace('unit = "W"', 'unit = "TW"'), r"storage_power_w: 1\.000e\+12 W is more than any device has"),
         (DISK + figure("storage_bytes", 0, "B"), "storage_bytes: the value must be positive, not 0"),
-        (DISK + figure("storage_bytes", 1000.5, "B"), "storage_bytes: 1000.5 is no whole number of bytes"),
+        (DISK + figure("storage_bytes", 1000.5, "B"), "storage_bytes: 1000.5 is not a whole number of bytes"),
         (
             DISK + figure("storage_block_bytes", 4, "KiB") + figure("storage_bytes", 1, "kB"),
             "a block of 4.1 kB is larger than the storage, 1 kB",
         ),
         (
             DISK + figure("storage_block_bytes", 512, "B") + figure("storage_erase_bytes", 1000, "B"),
-            "storage_erase_bytes: 1 kB are no whole blocks of 512 B",
+            "storage_erase_bytes: 1 kB are not a multiple of the block of 512 B",
         ),
         (figure("storage_block_bytes", 512, "B"), "a storage needs all its figures, or none"),
     ],

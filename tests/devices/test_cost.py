@@ -279,11 +279,11 @@ def test_transfers_are_charged_by_whole_blocks() -> None:
 @pytest.mark.parametrize(
     ("changes", "wrong"),
     [
-        ({"flop_per_s": 0.0}, "flop_per_s must be above 0, and is 0"),
-        ({"flop_per_s": float("nan")}, "flop_per_s must be a finite number, and is nan"),
+        ({"flop_per_s": 0.0}, "flop_per_s must be above 0, but is 0"),
+        ({"flop_per_s": float("nan")}, "flop_per_s must be a finite number, but is nan"),
         ({"ram_bytes": -5}, "ram_bytes must be above 0"),
         ({"active_power_w": None, "flop_per_j": None}, "the energy of computing is missing"),
-        ({"active_power_w": "3"}, "active_power_w must be a finite number, and is '3'"),
+        ({"active_power_w": "3"}, "active_power_w must be a finite number, but is '3'"),
         ({"storage": Storage(0.1, 1e6, 0.1, 1e6, power_w=-1.0, cpu_power_w=0.0)}, "power_w must be 0 or above"),
     ],
 )

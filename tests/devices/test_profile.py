@@ -166,7 +166,7 @@ def test_a_template_filled_in_is_a_whole_profile(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     lines = template(MLP).splitlines()
     path.write_text("\n".join(lines))
-    with pytest.raises(DeviceError, match="it holds no measurement"):
+    with pytest.raises(DeviceError, match="it has no measurement"):
         from_csv(path, MLP)
     filled = [lines[0]]
     for line in lines[1:]:

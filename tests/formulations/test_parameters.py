@@ -69,6 +69,20 @@ def test_a_changed_figure_needs_no_new_build(formulation: Any, seed: int) -> Non
         assert max(map(pyo.value, model.bytes_used.values())) <= budget
 
 
+@pytest.mark.parametrize("formulation", BOTH)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_changed_capacity_needs_no_new_build(formulation: Any, seed: int) -> None:
+    rng = random.Random(100 + seed)
+    problem, ram_bytes = random_tight(rng, operators=6, training=True)
+    most = problem.nbytes(range(len(problem.tensors)))
+    model = formulation.build(replace(problem, storage_bytes=most), ram_bytes=ram_bytes, mutable=True)
+    for stored in (most, 0, most // 4, most // 2):
+        model.storage_bytes = stored
+        expected = optimum(formulation.build(replace(problem, storage_bytes=stored), ram_bytes=ram_bytes))
+        assert optimum(model) == (None if expected is None else pytest.approx(expected, abs=1e-6))
+        assert expected is None or po.plan_of(model).problem.storage_bytes == stored
+
+
 def same(one: Any, other: Any) -> bool:
     ours, theirs = compile_model(one), compile_model(other)
     return (

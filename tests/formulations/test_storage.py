@@ -77,7 +77,7 @@ def test_written_tensors_take_whole_blocks(capacity: int | None, block: int, fit
         schedule_paging_first(problem, 21)
         return
     assert found.status is Status.INFEASIBLE
-    with pytest.raises(PlanError, match=r"page_out 'y'.*more than the storage of 'toy' holds"):
+    with pytest.raises(PlanError, match=r"page_out 'y'.*but the storage of 'toy' holds"):
         simulate(plan_of(problem, both))
     with pytest.raises(NoScheduleError, match="storage of 'toy' holds"):
         cheapest(problem, 21, [both])

@@ -9,12 +9,12 @@ import pytest
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
 from poetopt.plan.gather import gather
-from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from tests.seeds import seeds
-from tests.support.problems import random_few, random_plan, random_problem
+from tests.support.problems import random_few, random_plan, random_problem, steps
 
 
 def waking(seed: int) -> tuple[Problem, int]:
@@ -30,11 +30,6 @@ def pages(*, dma: bool) -> Problem:
     operators = tuple(ProblemOperator(f"op{k}", (k,), (k + 1,), 1.0, 1.0) for k in range(3))
     tensors = tuple(ProblemTensor(f"t{k}", 4, k - 1, Transfers(0.25, 1.0, 0.25, 1.0)) for k in range(4))
     return Problem("pages", "toy", operators, tensors, dma=dma, wake_j=10.0)
-
-
-def steps(text: str) -> tuple[Instruction, ...]:
-    words = text.split()
-    return tuple(Instruction(Action(a), int(k)) for a, k in zip(words[::2], words[1::2], strict=True))
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_a_feature_is_beyond_whoever_does_not_name_it(feature: Feature) -> None:
     assert str(feature) in (problem.beyond(others) or "")
     assert problem.beyond({feature}) is None
     check_supported(problem, "somebody", {feature})
-    with pytest.raises(ProblemError, match=f"^somebody can't take this problem yet: .*'.*' {feature}; leave"):
+    with pytest.raises(ProblemError, match=f"^somebody can't solve this problem yet: .*'.*' {feature}. Leave"):
         check_supported(problem, "somebody", others)
 
 
@@ -87,6 +87,6 @@ def test_consumers_refuse_what_they_do_not_know(who: str) -> None:
         if feature in SUPPORTED.get(who, ()):
             continue
         with pytest.raises(
-            ProblemError, match=f"{who} can't (take this problem yet:|page parameters, and) .*{feature}"
+            ProblemError, match=f"{who} can't (solve this problem yet:|page parameters, and) .*{feature}"
         ):
             ASKED[who](having(plain()))

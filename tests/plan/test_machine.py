@@ -17,7 +17,7 @@ from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 from tests.seeds import seeds
-from tests.support.problems import random_problem
+from tests.support.problems import random_problem, steps
 from tests.support.three_steps import BrokenError, run_thrice
 
 MOVES = Transfers(1.0, 0.1, 2.0, 0.2)
@@ -37,11 +37,6 @@ def network(**homes: ProblemTensor) -> Problem:
         ProblemOperator("update", (1, 3), (), 1.0, 4.0, backward=True),
     )
     return Problem("network", "toy", operators, tuple({**tensors, **homes}.values()), storage_block_bytes=8)
-
-
-def steps(text: str) -> tuple[Instruction, ...]:
-    words = text.replace(",", " ").split()
-    return tuple(Instruction(Action(a), int(k)) for a, k in zip(words[::2], words[1::2], strict=True))
 
 
 def refused(problem: Problem, text: str, why: str) -> None:

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.plan.instructions import Action, Instruction, Plan
+from poetopt.plan.instructions import Plan
 from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from tests.seeds import examples
-from tests.support.problems import random_plan, random_problem
+from tests.support.problems import random_plan, random_problem, steps
 
 
 @settings(deadline=None, max_examples=examples(250))
@@ -36,11 +36,6 @@ def chain(*, dma: bool = False) -> Problem:
     operators = tuple(ProblemOperator(f"op{k}", (k,), (k + 1,), 1.0, 1.0) for k in range(3))
     tensors = tuple(ProblemTensor(f"t{k}", 8, k - 1, Transfers(5.0, 1.0, 5.0, 1.0)) for k in range(4))
     return Problem("chain", "toy", operators, tensors, dma=dma)
-
-
-def steps(text: str) -> tuple[Instruction, ...]:
-    words = text.split()
-    return tuple(Instruction(Action(a), int(k)) for a, k in zip(words[::2], words[1::2], strict=True))
 
 
 CLEAN = "compute 0 free 0 compute 1 free 1 compute 2 free 2 free 3"

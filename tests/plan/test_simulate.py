@@ -10,20 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poetopt.graph.problem import Problem, ProblemOperator, ProblemTensor, Transfers
-from poetopt.plan.instructions import Action, Instruction
 from poetopt.plan.simulate import simulate
 from poetopt.util.errors import PlanError
 from tests.seeds import examples
-from tests.support.problems import random_plan, random_problem, store_all
+from tests.support.problems import random_plan, random_problem, steps, store_all
 from tests.support.simulator import reference
 from tests.support.three_steps import run_thrice
 
 seeds = st.integers(0, 2**32 - 1)
-
-
-def step(text: str) -> Instruction:
-    action, target = text.split()
-    return Instruction(Action(action), int(target))
 
 
 def chain(*, dma: bool = False, paging: bool = True) -> Problem:
@@ -41,9 +35,7 @@ def chain(*, dma: bool = False, paging: bool = True) -> Problem:
     return Problem("chain", "toy", operators, tensors, dma=dma, paging=paging)
 
 
-PAGED = (
-    "compute 0", "free 0", "page_out 1", "compute 1", "free 1", "page_in 1", "compute 2", "free 1", "free 2",
-)  # fmt: skip
+PAGED = steps("compute 0, free 0, page_out 1, compute 1, free 1, page_in 1, compute 2, free 1, free 2")
 
 
 def test_store_all_has_no_overhead_and_adds_up() -> None:
@@ -58,7 +50,7 @@ def test_store_all_has_no_overhead_and_adds_up() -> None:
 
 
 def test_transfers_add_up_without_dma() -> None:
-    result = simulate(chain(), [step(text) for text in PAGED])
+    result = simulate(chain(), PAGED)
     assert result.makespan_s == 7 + 5 + 3
     assert result.transfer_s == 8
     assert result.waits_s == 0
@@ -67,7 +59,7 @@ def test_transfers_add_up_without_dma() -> None:
 
 
 def test_transfers_run_beside_the_cpu_with_dma() -> None:
-    result = simulate(chain(dma=True), [step(text) for text in PAGED])
+    result = simulate(chain(dma=True), PAGED)
     # Out from 4 to 9 while op1 runs until 6; the free waits till 9; in until 12, op2 until 13.
     assert result.start_s == (0, 4, 4, 4, 9, 9, 12, 13, 13)
     assert result.end_s == (4, 4, 9, 6, 9, 12, 13, 13, 13)
@@ -76,8 +68,8 @@ def test_transfers_run_beside_the_cpu_with_dma() -> None:
 
 
 def test_reading_does_not_wait_for_a_page_out_but_overwriting_does() -> None:
-    steps = [step(text) for text in ("compute 0", "page_out 1", "compute 1", "compute 0", "compute 2")]
-    result = simulate(chain(dma=True), steps)
+    given = steps("compute 0, page_out 1, compute 1, compute 0, compute 2")
+    result = simulate(chain(dma=True), given)
     assert result.start_s[2] == 4
     assert result.start_s[3] == 9
     assert result.peak_bytes == 10 + 20 + 30 + 5
@@ -85,8 +77,8 @@ def test_reading_does_not_wait_for_a_page_out_but_overwriting_does() -> None:
 
 
 def test_makespan_includes_what_the_channel_still_does() -> None:
-    steps = [step(text) for text in ("compute 0", "compute 1", "compute 2", "page_out 1")]
-    assert simulate(chain(dma=True), steps).makespan_s == 12
+    given = steps("compute 0, compute 1, compute 2, page_out 1")
+    assert simulate(chain(dma=True), given).makespan_s == 12
 
 
 def test_refuses_more_than_the_budgets_with_figures() -> None:
@@ -102,14 +94,14 @@ def test_refuses_more_than_the_budgets_with_figures() -> None:
 
 def test_refuses_paging_without_storage() -> None:
     with pytest.raises(PlanError, match=r"instruction 2 \(page_out 'a'\): device 'toy' has no storage"):
-        simulate(chain(paging=False), [step(text) for text in PAGED])
+        simulate(chain(paging=False), PAGED)
 
 
 def test_refuses_a_second_run_of_what_must_run_once() -> None:
     problem = chain()
     once = replace(problem, operators=(replace(problem.operators[0], recomputable=False), *problem.operators[1:]))
     with pytest.raises(PlanError, match="computed a second time"):
-        simulate(once, [step("compute 0"), step("compute 0")])
+        simulate(once, steps("compute 0, compute 0"))
 
 
 @settings(deadline=None, max_examples=examples(150))

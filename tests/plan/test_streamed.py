@@ -20,7 +20,7 @@ from poetopt.plan.transfers import plan_transfers
 from poetopt.testing.problems import small_problem
 from poetopt.util.errors import PlanError
 from tests.seeds import seeds
-from tests.support.problems import random_problem
+from tests.support.problems import random_problem, steps
 from tests.support.stored import with_parameters
 from tests.support.streamed import random_streamed_plan, with_variants
 from tests.support.three_steps import BrokenError, run_thrice
@@ -51,15 +51,6 @@ def network(**changes: Any) -> Problem:
         ),
     )
     return replace(Problem("network", "toy", operators, tensors, storage_block_bytes=8), **changes)
-
-
-def steps(text: str) -> tuple[Instruction, ...]:
-    """Instructions of words; "compute 0:2" is by the second variant."""
-    words = text.replace(",", " ").split()
-    return tuple(
-        Instruction(Action(action), *map(int, target.split(":")))
-        for action, target in zip(words[::2], words[1::2], strict=True)
-    )
 
 
 STREAMED = "compute 0:2, compute 1:1, free 0, compute 2:1, free 3"

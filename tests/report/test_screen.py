@@ -18,8 +18,9 @@ from poetopt.plan.schedule import Schedule
 from poetopt.report.page import page_data
 from poetopt.report.show import text_form
 from poetopt.report.view import Lane, View, recomputed, streamed, timeline
-from tests.plan.test_streamed import STREAMED, network, steps
+from tests.plan.test_streamed import STREAMED, network
 from tests.seeds import examples
+from tests.support.problems import steps
 from tests.support.views import hostile_view, random_view
 
 

@@ -72,7 +72,7 @@ def test_scenarios_are_models_inside_a_larger_one() -> None:
     values = [po.simulate(po.plan_of(scenario), ram_bytes=ram_bytes).overhead_j for scenario in scenarios]
     assert values == pytest.approx([pyo.value(alone.overhead_j), pyo.value(dear.overhead_j)], abs=1e-6)
     assert larger.usual.model() is larger
-    with pytest.raises(FormulationError, match=r"2 of a formulation in it \(usual, others\[slow\]\); ask for each"):
+    with pytest.raises(FormulationError, match=r"2 models of a formulation \(usual, others\[slow\]\)\. Call"):
         po.plan_of(larger)
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from poetopt.backends.solvers.solver import Floats
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 
 Values = Sequence[tuple[Any, Floats]]
 """Variables with a value for each of their items, as a formulation's `start` returns them."""

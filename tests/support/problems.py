@@ -110,6 +110,13 @@ def _training(rng: random.Random, operators: int) -> _Shape:
     return reads, writes, inputs, [index >= forward for index in range(operators)]
 
 
+def steps(text: str) -> tuple[Instruction, ...]:
+    """Instructions of words; "compute 0:2" is by the second variant."""
+    words = text.replace(",", " ").split()
+    pairs = zip(words[::2], words[1::2], strict=True)
+    return tuple(Instruction(Action(action), *map(int, target.split(":"))) for action, target in pairs)
+
+
 def store_all(problem: Problem) -> Plan:
     """Each operator once, each tensor freed right after its last use."""
     instructions: list[Instruction] = [Instruction(Action.FREE, i) for i in problem.at_start if not problem.readers[i]]

@@ -36,10 +36,13 @@ from functools import cache
 from itertools import count
 from statistics import median
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from poetopt.util.process import paused
 from poetopt.util.progress import Told, silent
+
+if TYPE_CHECKING:
+    from poetopt.backends.step.program import Act
 
 
 @cache
@@ -140,9 +143,6 @@ LEAST, SECONDS = 3, 4.0
 until this many runs have left the peak as it was."""
 MOST, MOST_SECONDS = 15, 60.0
 """The same where it is not as expected."""
-
-
-Act = Callable[[], object]
 
 
 def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None = None) -> int | None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from poetopt.backends.solvers.attend import Attendant
 from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
-from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Row
+from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Frozen, Outcome, Point, Relaxation, Search
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.errors import BackendUnavailableError, PoetError
 from poetopt.util.text import closest
 

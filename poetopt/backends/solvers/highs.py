@@ -23,8 +23,8 @@ from poetopt.backends.solvers.highs_nodes import HighsNodes, pass_integers
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, basic_rows, compressed
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.session import MatrixSession, option_error, refuse_reserved, unbounded
-from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Row
+from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Frozen, Outcome, Point, Relaxation, Search
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.errors import OutputError
 from poetopt.util.text import closest
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from poetopt.backends.solvers.highs_interrupt import NO_LIMIT, Interrupt, run
 from poetopt.backends.solvers.highs_rows import Places, PresentRows, RowPool, compressed
 from poetopt.backends.solvers.matrix import Matrix
-from poetopt.backends.solvers.nodes import Floats, StoppedError, Vertex
+from poetopt.backends.solvers.nodes import StoppedError, Vertex
 from poetopt.backends.solvers.solver import DualProof, Point
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.sparse import csr_matrix
 
 _NOTHING = (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound)

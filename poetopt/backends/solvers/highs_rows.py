@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.matrix import Columns, Matrix
-from poetopt.backends.solvers.solver import Floats
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.sparse import csr_matrix, vstack
 
 

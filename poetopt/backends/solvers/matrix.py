@@ -21,14 +21,12 @@ from pyomo.core.expr.numeric_expr import (
 from pyomo.core.expr.relational_expr import EqualityExpression, RangedExpression
 from pyomo.repn import generate_standard_repn
 
-from poetopt.backends.solvers.solver import Floats, Frozen
-from poetopt.formulations.rows import Row
+from poetopt.backends.solvers.solver import Frozen
+from poetopt.formulations.rows import Floats, Ints, Row
 from poetopt.util import work
 from poetopt.util.errors import FormulationError, InfeasibleError, PoetError
 from poetopt.util.process import building
 from poetopt.util.sparse import csr_matrix, vstack
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 
 if TYPE_CHECKING:
     from poetopt.backends.solvers.solver import DualProof, Point
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from poetopt.backends.solvers.attend import Attendant
 from poetopt.backends.solvers.highs import HighsSession
 from poetopt.backends.solvers.matrix import Matrix
 from poetopt.backends.solvers.session import option_error, refuse_reserved, unbounded
-from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Floats, Frozen, Outcome, Point, Search, Session
+from poetopt.backends.solvers.solver import NO_OPTIONS, Capability, Frozen, Outcome, Point, Search, Session
+from poetopt.formulations.rows import Floats
 from poetopt.util.errors import BackendUnavailableError, PoetError
 from poetopt.util.files import scratch_folder
 from poetopt.util.text import closest

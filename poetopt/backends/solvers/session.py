@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from poetopt.backends.solvers.matrix import compile_model
 from poetopt.backends.solvers.nodes import Nodes
-from poetopt.backends.solvers.solver import Capability, DualProof, Floats, Outcome, Point, Relaxation, Search
-from poetopt.formulations.rows import Row
+from poetopt.backends.solvers.solver import Capability, DualProof, Outcome, Point, Relaxation, Search
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util.errors import FormulationError, OptionError, PoetError
 from poetopt.util.work import Work
 

@@ -18,14 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poetopt.backends.solvers.nodes import Nodes
-from poetopt.formulations.rows import Row
+from poetopt.formulations.rows import Floats, Row
 from poetopt.util import imports
 from poetopt.util.errors import BackendUnavailableError
 from poetopt.util.imports import INSTALL
 from poetopt.util.text import closest
 from poetopt.util.work import Work
-
-Floats = NDArray[np.float64]
 
 BACKENDS = {
     "highs": "poetopt.backends.solvers.highs:backend",

@@ -1,10 +1,9 @@
-"""Ejection search: all buffers under a limit, where whoever finds no gap pushes others out.
+"""Ejection search: place all buffers under a limit; a buffer that finds no gap ejects others.
 
-The idea is that of guided ejection for vehicle routing (Nagata and Bräysy 2009): a buffer that finds no gap is
-placed all the same, where it overlaps those that are the easiest to place elsewhere, and these wait in its
-stead. What is hard is learned: a buffer's hardness grows each time that it finds no gap, and the sum of hardness
-over the buffers pushed out is least. How long it takes depends on luck, with a long tail, so several short
-attempts do better than a long one.
+The idea is that of guided ejection for vehicle routing (Nagata and Bräysy 2009). A buffer that finds no gap is placed
+anyway, over the buffers that are the easiest to place elsewhere, and these wait instead. The search learns which
+buffers are hard: a buffer's hardness grows each time that it finds no gap, and the ejected buffers have the least sum
+of hardness. The duration has a long tail, so several short attempts do better than one long attempt.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from poetopt.graph.arena.instance import Instance, Ints, Layout
 
 ATTEMPTS = 10
 STEPS = 4_000
-"""Placements in one attempt."""
+"""Number of placements in one attempt."""
 CLOCK = 64
-"""After so many of them the clock is looked at."""
+"""Number of placements between two looks at the clock."""
 QUICK = (4, 2_000)
-"""Attempts and placements of those who are in a hurry."""
+"""Attempts and placements of `hurry`."""
 BRIEF = (4, 250)
 """Attempts and placements for an operator's temporaries. Of 36 sets that greedy placement left above their bound, these
-place 26 at it; `ATTEMPTS` of `STEPS` place none of the others there, for forty times the work (2026-11-27)."""
+reach it for 26; `ATTEMPTS` of `STEPS` reach it for none of the others, with forty times the work (2026-11-27)."""
 
 
 def tighten(
     instance: Instance, layout: Layout, goal: int, until: float = inf, attempts: int = ATTEMPTS, steps: int = STEPS
 ) -> Layout:
-    """A layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` where none is found.
+    """Return a layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` if none is found.
 
-    Every other attempt aims half way between the goal and what has been reached: the goal may be out of reach.
-    None goes on after the moment `until`.
+    Every other attempt aims half way between the goal and the current arena, because the goal may be unreachable. No
+    attempt begins after the moment `until`.
     """
     for attempt in range(attempts):
         if layout.arena <= goal or monotonic() > until:
@@ -48,7 +47,7 @@ def tighten(
 
 
 def hurry(instance: Instance, layout: Layout, goal: int, until: float = inf) -> Layout | None:
-    """A layout of at most `goal` bytes in tenths of a second, or None: there is none that is only smaller."""
+    """Return a layout of at most `goal` bytes within tenths of a second, or None."""
     attempts, steps = QUICK
     for attempt in range(attempts):
         offsets = fit(instance, layout.offsets, goal, attempt, steps, until)
@@ -60,10 +59,10 @@ def hurry(instance: Instance, layout: Layout, goal: int, until: float = inf) -> 
 def fit(
     instance: Instance, offsets: Ints, limit: int, seed: int, steps: int = STEPS, until: float = inf
 ) -> Ints | None:
-    """Offsets whose arena is at most `limit` bytes, no less than the lower bound; None where so many steps don't do.
+    """Return offsets whose arena is at most `limit` bytes (at least the lower bound), or None after `steps` placements.
 
-    A step is a placement. The first has the given offsets, without the buffers that end beyond the limit. Ties go by
-    `seed`.
+    The first placement starts from the given offsets, without the buffers that end beyond the limit. `seed` breaks
+    ties.
     """
     random = Random(seed)
     low, rounded = offsets.copy(), instance.rounded
@@ -82,7 +81,7 @@ def fit(
         near = near[placed[near]]
         lows = low[near]
         highs = lows + rounded[near]
-        # Moved until it touches another, the bottom or the limit, a buffer overlaps no more: no other offset is better.
+        # Moving a buffer until it touches another, the bottom or the limit adds no overlap, so these offsets suffice.
         choices = np.concatenate(([0, ceilings[k]], highs, lows - rounded[k]))
         choices = choices[(choices >= 0) & (choices <= ceilings[k])]
         costs = _costs(choices, choices + rounded[k], lows, highs, hardness[near])
@@ -92,26 +91,26 @@ def fit(
         placed[k] = True
         if least:
             hardness[k] += growth[k]
-            out = near[(lows < low[k] + rounded[k]) & (highs > low[k])]
-            placed[out] = False
-            waiting += sorted(out.tolist(), key=lambda j: (rounded[j], j))
+            ejected = near[(lows < low[k] + rounded[k]) & (highs > low[k])]
+            placed[ejected] = False
+            waiting += sorted(ejected.tolist(), key=lambda j: (rounded[j], j))
     return low if not waiting else None
 
 
 def _growth(instance: Instance, seed: int) -> list[int]:
-    """What a failure adds to each buffer's hardness: 1, or for half of the seeds more where many live with it."""
+    """Return the increase of each buffer's hardness per failure: 1, or for half of the seeds more with neighbours."""
     return [isqrt(len(near)) + 1 if seed % 4 > 1 else 1 for near in instance.near]
 
 
 def _costs(begins: Ints, ends: Ints, lows: Ints, highs: Ints, weights: Ints) -> Ints:
-    """For each range [begin, end), the sum of the weights of all ranges [low, high) that overlap it.
+    """Return, for each range [begin, end), the sum of the weights of all ranges [low, high) that overlap it.
 
-    That is all those that begin before it ends, without those that end before it begins.
+    These are all that begin before it ends, minus those that end before it begins.
     """
     by_low, by_high = lows.argsort(), highs.argsort()
     started = np.concatenate(([0], weights[by_low].cumsum()))
     ended = np.concatenate(([0], weights[by_high].cumsum()))
     before_end = np.searchsorted(lows[by_low], ends, side="left")
     before_begin = np.searchsorted(highs[by_high], begins, side="right")
-    found: Ints = started[before_end] - ended[before_begin]
-    return found
+    totals: Ints = started[before_end] - ended[before_begin]
+    return totals

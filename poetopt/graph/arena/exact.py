@@ -1,14 +1,15 @@
-"""Exact search for offsets under a limit, in the manner of MiniMalloc (Moffitt 2023, "MiniMalloc: A Lightweight Memory
-Allocator for Hardware-Accelerated Machine Learning").
+"""Exact search for offsets under a limit, after MiniMalloc.
 
-Buffers come in ascending order of offsets, each on top of those placed that live with it: any layout can be pushed down
-into that form. A section is a set of buffers that live together and that no other such set contains. A search below a
-set of placed buffers ends where a section has no room for what it still has to take above its floor. A buffer is no
-candidate where another one fits below it, nor before its twin. What no unplaced buffer joins any more is searched
-apart; a buffer with nothing unplaced beside it stays where it is.
+Moffitt 2023, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning".
 
-Which order is tried first decides, and how long it takes has a long tail: three are tried in turn, each time with more
-placements, and between them short tries of orders that are drawn.
+Buffers are placed in ascending order of offsets, each on top of the placed buffers that live with it: any layout can be
+pushed down into that form. A section is a maximal set of buffers that live together. The search prunes a set of placed
+buffers if a section has no room above its floor for its remaining buffers. A buffer is no candidate if another one
+fits below it, nor before its twin. Remaining buffers that share no section are searched separately; a buffer without
+unplaced neighbours keeps its place.
+
+The order of trials decides, and the duration has a long tail. So three orders are tried in turn, each time with more
+placements, and between them random orders are tried briefly.
 """
 
 from __future__ import annotations
@@ -24,70 +25,73 @@ from numpy.typing import NDArray
 from poetopt.graph.arena.instance import UNPLACED, Instance, Ints
 
 MOST_BUFFERS = 600
-"""The search calls itself as deep as there are buffers."""
+"""Maximum number of buffers: the search recurses once per buffer."""
 FIRST, GROWTH = 2_000, 5
-"""Placements of an order's first try, unless all tries together have fewer; each further one has so many times more."""
+"""Placements of an order's first try (at most all that are allowed), and the factor from each try to the next."""
 POWERS, NOISE = (1.5, 1.5, 20.0), 0.3
-"""Of a drawn order: the highest powers of a buffer's life, size and fullest section in its key, and the standard
-deviation of the key's logarithm. Measured on MiniMalloc's H, which no order of the three places."""
+"""Random orders: the highest powers of a buffer's life, size and fullest section in its key, and the standard deviation
+of the key's logarithm. Measured on MiniMalloc's instance H, which none of the three orders solves."""
 
 
 def sections(starts: Sequence[int], ends: Sequence[int]) -> list[Ints]:
-    """The largest sets of buffers that live together, in the order of time."""
+    """Return the maximal sets of buffers that live together, in the order of time."""
     begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
-    # the sets only grow until a buffer ends: the last beginning before that has the largest
+    # The sets only grow until a buffer ends, so the largest is at the last beginning before that.
     begins, ending = np.unique(begin), np.unique(end)
     last = begins[np.unique(np.searchsorted(begins, ending) - 1)]
     return [np.flatnonzero((begin <= time) & (end > time)) for time in last.tolist()]
 
 
 def search(instance: Instance, together: Sequence[Ints], limit: int, placements: int) -> tuple[Ints | None, bool]:
-    """Offsets with an arena of at most `limit` bytes, or None; and whether the answer is final.
+    """Return offsets with an arena of at most `limit` bytes, or None; and whether the answer is final.
 
+    Parameters
+    ----------
     together
-        The buffers of each section.
+        Buffers of each section.
     placements
-        So many buffers may be placed, in all tries together.
+        Maximum number of placements in all tries together.
     """
-    left = placements
-    for rank, most in _tries(instance, together, -(-placements // 3)):
-        attempt = _Attempt(instance, together, limit, rank, min(most, left))
+    remaining = placements
+    for rank, limit_of_try in _tries(instance, together, -(-placements // 3)):
+        attempt = _Attempt(instance, together, limit, rank, min(limit_of_try, remaining))
         try:
-            found = attempt.run()
-        except _Spent:
-            left -= attempt.spent
-            if left <= 0:
+            fits = attempt.run()
+        except _OutOfPlacements:
+            remaining -= attempt.spent
+            if remaining <= 0:
                 break
             continue
-        return attempt.offsets if found else None, True
+        return attempt.offsets if fits else None, True
     return None, False
 
 
 def _tries(instance: Instance, together: Sequence[Ints], most: int) -> Iterator[tuple[Ints, int]]:
-    """Orders, each with the placements of its try, which is at most `most` at first.
+    """Yield orders, each with the placements of its try, at first at most `most`.
 
-    The three orders in turn, with more placements each time; before that, as many in all go to orders that are drawn.
+    The three orders come in turn, with more placements each time. Before each next turn, as many placements are spent
+    on random orders.
     """
-    random, tried = Random(0), min(FIRST, most)
+    random, try_placements = Random(0), min(FIRST, most)
     orders, (width, size, fullest) = _ranks(instance, together)
     while True:
-        yield from ((rank, tried) for rank in orders)
-        tried *= GROWTH
-        for _ in range(tried // FIRST):
+        yield from ((rank, try_placements) for rank in orders)
+        try_placements *= GROWTH
+        for _ in range(try_placements // FIRST):
             long, large, full = (random.uniform(0, power) for power in POWERS)
             noise = np.array([random.gauss(0, NOISE) for _ in instance.sizes])
             yield _rank(long * np.log(width) + large * np.log(size) + full * np.log(fullest) + noise), FIRST
 
 
 def _rank(*keys: NDArray[Any]) -> Ints:
-    """The place of each buffer, by descending keys."""
+    """Return the position of each buffer by descending keys."""
     rank = np.empty(len(keys[0]), dtype=np.int64)
     rank[np.lexsort([-key for key in reversed(keys)])] = np.arange(len(rank))
     return rank
 
 
 def _ranks(instance: Instance, together: Sequence[Ints]) -> tuple[list[Ints], tuple[Ints, Ints, Ints]]:
-    """The place of each buffer in three orders; how long it lives, its size, and the fullest of its sections."""
+    """Return the position of each buffer in three orders; its lifetime, its size, and its fullest section."""
     sizes = instance.rounded
     width = np.array(instance.ends, dtype=np.int64) - np.array(instance.starts, dtype=np.int64)
     fullest = np.zeros(len(sizes), dtype=np.int64)
@@ -98,19 +102,19 @@ def _ranks(instance: Instance, together: Sequence[Ints]) -> tuple[list[Ints], tu
     return [_rank(*keys) for keys in orders], (width, sizes, fullest)
 
 
-class _Spent(Exception):  # noqa: N818 - it is no error
-    """All placements of a try are spent."""
+class _OutOfPlacements(Exception):  # noqa: N818 - not an error
+    """Raised when all placements of a try are used."""
 
 
 class _Attempt:
-    """A depth-first search in one order."""
+    """Depth-first search in one order."""
 
     def __init__(self, instance: Instance, together: Sequence[Ints], limit: int, rank: Ints, placements: int) -> None:
         count = len(instance.sizes)
         self.sizes, self.rounded, self.near = np.array(instance.sizes, dtype=np.int64), instance.rounded, instance.near
         self.limit, self.rank, self.placements, self.spent = limit, rank, placements, 0
         self.slack = int((self.rounded - self.sizes).max())
-        """Bytes that the topmost buffer of a section may leave out of its rounding, at most."""
+        """Maximum bytes that the topmost buffer of a section may leave out of its rounding."""
         self.members = np.concatenate(together)
         self.begins = np.cumsum([0, *map(len, together)])
         at: list[list[int]] = [[] for _ in range(count)]
@@ -120,48 +124,48 @@ class _Attempt:
         self.at = [np.array(places) for places in at]
         self.first, self.last = (np.array([end(places) for places in at]) for end in (min, max))
         self.floors = np.zeros(count, dtype=np.int64)
-        """The lowest offset of each buffer that is left, on those placed."""
+        """Lowest offset of each remaining buffer, above those placed."""
         self.offsets = np.full(count, -1, dtype=np.int64)
         self.left = np.array([self.rounded[members].sum() for members in together])
-        """Bytes that each section still has to take."""
+        """Bytes of the remaining buffers of each section."""
         self.joined = np.zeros(len(together) + 1, dtype=np.int64)
-        """Buffers left that live both in the section before a place and in the one there."""
+        """Number of remaining buffers that live both in a section and in the one before."""
         for k in range(count):
             self.joined[self.first[k] + 1 : self.last[k] + 1] += 1
         self.twin = self._twins()
 
     def _twins(self) -> Ints:
-        """The buffer of the same size and sections that goes before each; -1 for none."""
+        """Return the earlier buffer of the same size and sections for each buffer; -1 for none."""
         twin = np.full(len(self.sizes), -1, dtype=np.int64)
-        alike: dict[tuple[int, tuple[int, ...]], int] = {}
+        last_of_kind: dict[tuple[int, tuple[int, ...]], int] = {}
         for k in np.argsort(self.rank).tolist():
             key = (int(self.sizes[k]), tuple(self.at[k].tolist()))
-            twin[k] = alike.get(key, -1)
-            alike[key] = k
+            twin[k] = last_of_kind.get(key, -1)
+            last_of_kind[key] = k
         return twin
 
     def run(self) -> bool:
-        """Place all. Raises _Spent."""
+        """Place all buffers; return whether they fit. Raises _Spent."""
         parts = self._parts(np.arange(len(self.sizes)), 0, len(self.left))
         return all(self._descend(*part, 0, -1) for part in parts)
 
     def _parts(self, left: Ints, begin: int, end: int) -> list[tuple[Ints, int, int]]:
-        """The parts of what is left in the sections from `begin` to before `end`, with the sections of each."""
+        """Return the independent parts of the buffers `left` in sections `begin` to `end`, with their sections."""
         cuts = [begin, *(begin + 1 + np.flatnonzero(self.joined[begin + 1 : end] == 0)).tolist(), end]
         parts = [(left, begin, end)]
         if len(cuts) > 2:
             first = self.first[left]
-            parts = [(left[(first >= here) & (first < there)], here, there) for here, there in pairwise(cuts)]
+            parts = [(left[(first >= low) & (first < high)], low, high) for low, high in pairwise(cuts)]
         return [part for part in parts if part[0].size]
 
     def _descend(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> bool:
         for k in self._candidates(left, begin, end, lowest, rank):
             if self.spent == self.placements:
-                raise _Spent
+                raise _OutOfPlacements
             self.spent += 1
             near, offset = self.near[k], self.floors[k]
             before = self.floors[near]
-            self._move(k, 1)
+            self._count_out(k, 1)
             self.offsets[k] = offset
             self.floors[near] = np.maximum(before, offset + self.rounded[k])
             rest = left[left != k]
@@ -170,16 +174,16 @@ class _Attempt:
                     break
             else:
                 return True
-            for other in rest[self.offsets[rest] >= 0].tolist():  # parts that were placed before one that failed
-                self._take_back(other)
-            self._take_back(k)
+            for other in rest[self.offsets[rest] >= 0].tolist():  # placed by parts before the failed one
+                self._unplace(other)
+            self._unplace(k)
             self.floors[near] = before
-            if not (self.offsets[near] < 0).any():  # wherever it lies, the rest fails
+            if not (self.offsets[near] < 0).any():  # the rest fails at any offset of this buffer
                 return False
         return False
 
     def _candidates(self, left: Ints, begin: int, end: int, lowest: int, rank: int) -> list[int]:
-        """The next buffers to be tried, the lowest first; none where a section has too little room."""
+        """Return the next buffers to try, the lowest first; none if a section has too little room."""
         floors = self.floors[left]
         tops = np.maximum(floors, lowest) + self.sizes[left]
         if tops.max() > self.limit:
@@ -194,20 +198,20 @@ class _Attempt:
         ranks, twins = self.rank[left], self.twin[left]
         lowest_top = (np.maximum(floors, lowest) + self.rounded[left]).min()
         fits = (floors < lowest_top) & ((floors > lowest) | ((floors == lowest) & (ranks > rank)))
-        found = left[fits & ((twins < 0) | (self.offsets[twins] >= 0))]
-        order: list[int] = found[np.lexsort((self.rank[found], self.floors[found]))].tolist()
+        candidates = left[fits & ((twins < 0) | (self.offsets[twins] >= 0))]
+        order: list[int] = candidates[np.lexsort((self.rank[candidates], self.floors[candidates]))].tolist()
         return order
 
-    def _move(self, k: int, sign: int) -> None:
-        """Take buffer k out of what its sections have left (1), or back into it (-1)."""
+    def _count_out(self, k: int, sign: int) -> None:
+        """Remove buffer `k` from the remaining bytes of its sections (1), or add it again (-1)."""
         self.left[self.at[k]] -= sign * self.rounded[k]
         self.joined[self.first[k] + 1 : self.last[k] + 1] -= sign
 
-    def _take_back(self, k: int) -> None:
+    def _unplace(self, k: int) -> None:
         self.offsets[k] = -1
-        self._move(k, -1)
+        self._count_out(k, -1)
         near = self.near[k]
-        for other in (k, *near[self.offsets[near] < 0].tolist()):  # what lay on it has raised its own, too
+        for other in (k, *near[self.offsets[near] < 0].tolist()):  # buffers above it had their floors raised too
             placed = self.near[other]
             placed = placed[self.offsets[placed] >= 0]
             self.floors[other] = (self.offsets[placed] + self.rounded[placed]).max() if placed.size else 0

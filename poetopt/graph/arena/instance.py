@@ -1,4 +1,4 @@
-"""One problem, and one answer to it: what the methods hand to each other."""
+"""Input and result of packing, which its methods pass to each other."""
 
 from __future__ import annotations
 
@@ -12,31 +12,32 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 
 FEW = 4096
-"""So few buffers are compared with one another, which is simpler and as quick."""
+"""Maximum number of buffers to compare in pairs, which is simpler and as fast."""
 
 UNPLACED = np.iinfo(np.int64).max // 4
-"""The offset of a buffer without one: above all others, and a size can be added to it."""
+"""Offset of an unplaced buffer: above all others, and small enough to add a size to it."""
 
 
 def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int], alignment: int = 1) -> int:
-    """No arena is smaller: the highest sum of live sizes, rounded up to the alignment but for the topmost buffer.
+    """Return a lower bound on the arena, in bytes.
 
-    Arguments are those of `poetopt.graph.arena.pack`; the result is in bytes.
+    It is the highest sum of live sizes, rounded up to the alignment except for the topmost buffer. Parameters are those
+    of `poetopt.graph.arena.pack`.
     """
     events = sorted(
         [(starts[k], 1, k) for k in range(len(sizes)) if sizes[k] and starts[k] < ends[k]]
         + [(ends[k], 0, k) for k in range(len(sizes)) if sizes[k] and starts[k] < ends[k]]
     )
     rounded = [-(-size // alignment) * alignment for size in sizes]
-    # the most that rounding adds to a live buffer: on top of a heap, from which the dead go when they surface
-    added = [(sizes[k] - rounded[k], ends[k]) for k in range(len(sizes))]
+    # A heap with the largest rounding of the live buffers on top; dead buffers are removed when they surface.
+    roundings = [(sizes[k] - rounded[k], ends[k]) for k in range(len(sizes))]
     live: list[tuple[int, int]] = []
     level = bound = 0
     for time, begins, k in events:
         if not begins:
             level -= rounded[k]
             continue
-        heappush(live, added[k])
+        heappush(live, roundings[k])
         level += rounded[k]
         if level > bound:
             while live[0][1] <= time:
@@ -49,14 +50,16 @@ def lower_bound(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int]
 class Instance:
     """Buffers of at least one byte and one instant each.
 
+    Attributes
+    ----------
     sizes, starts, ends, alignment
-        As given to `pack`.
+        As passed to `pack`.
     rounded
-        Sizes rounded up to the alignment: what a buffer keeps others from.
+        Sizes rounded up to the alignment: the bytes that a buffer denies to others.
     near
-        For each buffer, those that live at some time together with it, ascending.
+        For each buffer, the buffers that live with it at some time, ascending.
     bound
-        The lower bound on the arena, in bytes.
+        Lower bound on the arena, in bytes.
     """
 
     sizes: list[int]
@@ -69,15 +72,15 @@ class Instance:
 
     @classmethod
     def of(cls, sizes: list[int], starts: list[int], ends: list[int], alignment: int) -> Instance:
-        """The instance of these buffers."""
+        """Return the instance of these buffers."""
         size = np.array(sizes, dtype=np.int64)
-        near = _compared(starts, ends) if len(sizes) <= FEW else _swept(starts, ends)
+        near = _neighbours_by_pairs(starts, ends) if len(sizes) <= FEW else _neighbours_by_sweep(starts, ends)
         rounded = -(-size // alignment) * alignment
         return cls(sizes, starts, ends, alignment, rounded, near, lower_bound(sizes, starts, ends, alignment))
 
 
-def _compared(starts: list[int], ends: list[int]) -> list[Ints]:
-    """Each against all."""
+def _neighbours_by_pairs(starts: list[int], ends: list[int]) -> list[Ints]:
+    """Return the neighbours of each buffer, by comparing all pairs."""
     begin, end = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
     near = []
     for k in range(len(starts)):
@@ -87,8 +90,8 @@ def _compared(starts: list[int], ends: list[int]) -> list[Ints]:
     return near
 
 
-def _swept(starts: list[int], ends: list[int]) -> list[Ints]:
-    """The same in time in proportion to the pairs: those alive when a buffer begins, and those that begin later."""
+def _neighbours_by_sweep(starts: list[int], ends: list[int]) -> list[Ints]:
+    """Return the neighbours of each buffer, in time proportional to their number, by a sweep over the starts."""
     order = np.argsort(np.array(starts, dtype=np.int64), kind="stable")
     later = np.searchsorted(np.array(starts, dtype=np.int64)[order], ends).tolist()
     near: list[Ints] = [order[:0]] * len(starts)
@@ -113,5 +116,5 @@ class Layout:
 
     @classmethod
     def of(cls, instance: Instance, offsets: Ints) -> Layout:
-        """The layout of these offsets."""
+        """Return the layout of these offsets."""
         return cls(offsets, int((offsets + np.array(instance.sizes, dtype=np.int64)).max()))

@@ -1,9 +1,9 @@
-"""Offsets for buffers whose lifetimes are known: which method is asked, and when it is enough.
+"""Choice of methods for the offsets of buffers with known lifetimes, and when a result suffices.
 
-Greedy orders first, then an exact search where buffers are few, else a repair that gives way within a limit, and
-ejection. Too many buffers to be compared in pairs go in the order of time, each into the tightest gap between those
-alive; both directions are tried, as a step's lifetimes are nested. A tensor that is in RAM as a step begins and as it
-ends has one offset: its two stays are placed as one buffer, which is near to all that either of them is near to.
+Greedy orders come first, then an exact search if there are few buffers, else repair and ejection. If there are too many
+buffers to compare in pairs, each goes into the tightest gap between the live ones, in the order of time; both
+directions are tried, because a step's lifetimes are nested. A tensor that is in RAM at the start and the end of a step
+has one offset: its two stays are placed as one buffer, which has the neighbours of both.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from poetopt.graph.arena.ejection import BRIEF, hurry, tighten
 from poetopt.graph.arena.instance import UNPLACED, Instance, Ints, Layout
 
 MOST_PAIRS = 1_000_000
-"""Buffers that live together, counted in pairs, that the other methods are for: beyond, they take seconds."""
+"""Maximum pairs of buffers that live together for all methods but `stream`: with more they take seconds."""
 
 
 def pairs(starts: Sequence[int], ends: Sequence[int]) -> int:
-    """How many pairs of buffers are alive together, each of them for an instant at least."""
+    """Return the number of pairs of buffers that are alive together at some instant."""
     begins = np.sort(np.array(starts, dtype=np.int64))
-    # A buffer lives with those that begin in its life; of two that begin at once the later one counts the earlier.
+    # A buffer meets those that begin during its life; of two that begin at once the later one counts the earlier.
     later = np.searchsorted(begins, np.array(ends, dtype=np.int64)) - np.searchsorted(begins, starts, side="right")
-    _, alike = np.unique(begins, return_counts=True)
-    return int(later.sum() + (alike * (alike - 1) // 2).sum())
+    _, same_start = np.unique(begins, return_counts=True)
+    return int(later.sum() + (same_start * (same_start - 1) // 2).sum())
 
 
 def stream(sizes: Sequence[int], starts: Sequence[int], ends: Sequence[int], alignment: int) -> list[int]:
-    """Offsets; time and memory grow with n log n."""
+    """Return offsets in the order of time; time and memory grow with n log n."""
     rounded = [-(-size // alignment) * alignment for size in sizes]
-    forward = _in_time(rounded, starts, ends)
-    backward = _in_time(rounded, [-end for end in ends], [-start for start in starts])
+    forward = _first_free(rounded, starts, ends)
+    backward = _first_free(rounded, [-end for end in ends], [-start for start in starts])
     return min(forward, backward, key=lambda offsets: max(map(sum, zip(offsets, sizes, strict=True))))
 
 
-def _in_time(rounded: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
-    """Offsets for one direction; of buffers that begin at once the longest-lived come first."""
+def _first_free(rounded: Sequence[int], starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """Return offsets for one direction; of buffers that begin at once the longest-lived come first."""
     order = sorted(range(len(rounded)), key=lambda k: (starts[k], -ends[k], -rounded[k], k))
     leaving = sorted(range(len(rounded)), key=lambda k: ends[k])
-    offsets, free, left = [0] * len(rounded), _Free(), 0
+    offsets, free, left = [0] * len(rounded), _Gaps(), 0
     for k in order:
         while ends[leaving[left]] <= starts[k]:
-            gone = leaving[left]
-            free.give(offsets[gone], rounded[gone])
+            ended = leaving[left]
+            free.give(offsets[ended], rounded[ended])
             left += 1
         offsets[k] = free.take(rounded[k])
     return offsets
 
 
-class _Free:
-    """The gaps below `top`, by offset and by size; above it everything is free."""
+class _Gaps:
+    """Gaps below `top`, by offset and by size; everything above `top` is free."""
 
     def __init__(self) -> None:
         self.top = 0
@@ -64,7 +64,7 @@ class _Free:
         self._begins: dict[int, int] = {}
 
     def take(self, nbytes: int) -> int:
-        """The lowest of the tightest gaps, or the top."""
+        """Allocate in the lowest of the tightest gaps, or at the top; return the offset."""
         place = bisect_left(self._by_size, (nbytes, -1))
         if place < len(self._by_size):
             room, begin = self._by_size[place]
@@ -72,14 +72,14 @@ class _Free:
             if room > nbytes:
                 self._add(begin + nbytes, begin + room)
             return begin
-        begin = self._begins.get(self.top, self.top)  # a gap that ends at the top grows
+        begin = self._begins.get(self.top, self.top)  # a gap that ends at the top is extended
         if begin < self.top:
             self._remove(begin, self.top)
         self.top = begin + nbytes
         return begin
 
     def give(self, begin: int, nbytes: int) -> None:
-        """Make a buffer's bytes free, as one gap with its neighbours."""
+        """Free a buffer's bytes, merging them with neighbouring gaps."""
         end = begin + nbytes
         if begin in self._begins:
             first = self._begins[begin]
@@ -101,12 +101,12 @@ class _Free:
 
 
 def place(instance: Instance, goal: int) -> tuple[Layout, list[int]]:
-    """The best of all orders and rules, or the first whose arena is at most `goal` bytes; and its order."""
+    """Return the best layout of all orders and rules, or the first of at most `goal` bytes; and its order."""
     best: Ints = np.zeros(len(instance.sizes), dtype=np.int64)
     arena, best_order = UNPLACED, []
     for order in _orders(instance):
         for tight in (False, True):
-            offsets = _in_order(instance, order, tight, arena)
+            offsets = _place_in_order(instance, order, tight, arena)
             if offsets is not None:
                 best, arena, best_order = offsets, Layout.of(instance, offsets).arena, order
             if arena <= goal:
@@ -117,9 +117,9 @@ def place(instance: Instance, goal: int) -> tuple[Layout, list[int]]:
 
 
 def _orders(instance: Instance) -> list[list[int]]:
-    """Orders to place in, the one that most often reaches the bound first."""
+    """Return orders to place in, the one that most often reaches the bound first."""
     sizes, starts, ends = instance.sizes, instance.starts, instance.ends
-    load = _load(instance)
+    load = _peak_loads(instance)
     keys: tuple[Callable[[int], tuple[int, ...]], ...] = (
         lambda k: (-sizes[k], starts[k]),
         lambda k: (-sizes[k] * (ends[k] - starts[k]), starts[k]),
@@ -131,8 +131,8 @@ def _orders(instance: Instance) -> list[list[int]]:
     return [sorted(range(len(sizes)), key=lambda k, key=key: (*key(k), k)) for key in keys]  # type: ignore[misc]
 
 
-def _load(instance: Instance) -> list[int]:
-    """For each buffer, the highest sum of sizes alive at a time of its life (greedy by breadth)."""
+def _peak_loads(instance: Instance) -> list[int]:
+    """Return, for each buffer, the highest sum of live sizes during its life (greedy by breadth)."""
     times = sorted(set(instance.starts))
     index = {time: i for i, time in enumerate(times)}
     level = np.zeros(len(times) + 1, dtype=np.int64)
@@ -145,8 +145,8 @@ def _load(instance: Instance) -> list[int]:
     return [int(level[first:end].max()) for first, end in zip(since, until, strict=True)]
 
 
-def _in_order(instance: Instance, order: list[int], tight: bool, arena: int) -> Ints | None:
-    """Offsets whose arena is smaller than `arena`, or None as soon as one buffer ends beyond."""
+def _place_in_order(instance: Instance, order: list[int], tight: bool, arena: int) -> Ints | None:
+    """Return offsets whose arena is smaller than `arena`, or None as soon as one buffer ends beyond it."""
     offsets: Ints = np.full(len(order), UNPLACED, dtype=np.int64)
     tops: Ints = np.zeros(len(order), dtype=np.int64)
     for k in order:
@@ -159,9 +159,9 @@ def _in_order(instance: Instance, order: list[int], tight: bool, arena: int) -> 
 
 
 def gap(instance: Instance, k: int, offsets: Ints, tops: Ints, *, tight: bool) -> int:
-    """Where buffer k fits: the offset of the lowest gap, or of the smallest one (the lowest of those).
+    """Return the lowest offset at which buffer `k` fits: in the lowest gap, or (`tight`) in the smallest one.
 
-    `offsets` of buffers that don't lie anywhere yet are UNPLACED, their `tops` (offset + rounded size) 0.
+    `offsets` of unplaced buffers are UNPLACED, their `tops` (offset + rounded size) 0.
     """
     near = instance.near[k]
     if not near.size:
@@ -184,76 +184,76 @@ def gap(instance: Instance, k: int, offsets: Ints, tops: Ints, *, tight: bool) -
 
 
 PLACEMENTS = 50_000
-"""How many placements may be spent in all."""
+"""Maximum number of placements in all."""
 FIRST_SHARE = 0.2
 MIN_SHARE = 0.005
-"""It gives up when it fails to gain this fraction of what there is to gain."""
+"""Smallest share of the possible gain to try for."""
 
 
 def repair(instance: Instance, layout: Layout, order: list[int], goal: int, until: float = inf) -> Layout:
-    """A layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` where none is found.
+    """Return a layout with a smaller arena than `layout`, at best of `goal` bytes, or `layout` if none is found.
 
-    `order` is the one that greedy placement made `layout` in. Smaller arenas are asked for, first a little smaller,
-    then by less of what is left to gain where that fails; none after the moment `until`.
+    `order` is the greedy order of `layout`. The limit is lowered step by step, by a smaller share of the remaining gain
+    after each failure, until the moment `until`.
     """
     spent, share = 0, FIRST_SHARE
     while goal < layout.arena and spent < PLACEMENTS and share > MIN_SHARE and monotonic() < until:
         limit = layout.arena - 1 - int((layout.arena - 1 - goal) * share)
-        used, placed, offsets = _fit(instance, list(order), limit, max(len(order), PLACEMENTS // 6))
-        spent += used
+        count, new_order, offsets = _fit(instance, list(order), limit, max(len(order), PLACEMENTS // 6))
+        spent += count
         if offsets is None:
             share /= 2
         else:
-            order, layout = placed, Layout.of(instance, offsets)
+            order, layout = new_order, Layout.of(instance, offsets)
     return layout
 
 
 def _fit(instance: Instance, order: list[int], limit: int, placements: int) -> tuple[int, list[int], Ints | None]:
-    """Place all in `order` under `limit`: the placements that it took, the order then, the offsets or None.
+    """Place all buffers in `order` under `limit`; return the number of placements, the order, and offsets or None.
 
-    A buffer that would end beyond moves forward (half the way to the front, then half of that, ...), and those
-    after its new place are placed again.
+    A buffer that would end beyond the limit moves forward (half the way to the front, then half of that, ...), and the
+    buffers after its new place are placed again.
     """
     offsets: Ints = np.full(len(order), UNPLACED, dtype=np.int64)
     tops: Ints = np.zeros(len(order), dtype=np.int64)
     moves = [0] * len(order)
-    used = place = 0
-    while place < len(order):
-        k = order[place]
+    count = position = 0
+    while position < len(order):
+        k = order[position]
         offset = gap(instance, k, offsets, tops, tight=False)
-        used += 1
+        count += 1
         if offset + instance.sizes[k] <= limit:
             offsets[k] = offset
             tops[k] = offset + instance.rounded[k]
-            place += 1
+            position += 1
             continue
-        if used > placements:
-            return used, order, None
+        if count > placements:
+            return count, order, None
         moves[k] += 1
-        back = place >> moves[k]
-        offsets[order[back:place]] = UNPLACED
-        tops[order[back:place]] = 0
-        del order[place]
+        back = position >> moves[k]
+        offsets[order[back:position]] = UNPLACED
+        tops[order[back:position]] = 0
+        del order[position]
         order.insert(back, k)
-        place = back
-    return used, order, offsets
+        position = back
+    return count, order, offsets
 
 
 FEW_BUFFERS = 12
-"""So few are searched completely, before anything else is tried."""
+"""Maximum number of buffers for a complete search right after the greedy orders."""
 PLACEMENTS_SEARCHED = 30_000
-"""Placements of the exact search."""
+"""Maximum number of placements of that exact search."""
 DIVES = 5
-"""Placements of its first tries for each buffer, under a target: hardly more than one way down in each order. Measured
-on plans of Moccasin's random graph of 250 operators, which they place in an arena of 1.02 to 1.04 of the peak where
-ejection takes 1.035 to 1.07."""
+"""Placements per buffer of the exact search under a target: little more than one descent in each order. Measured on
+plans of Moccasin's random graph of 250 operators: these reach an arena of 1.02 to 1.04 times the peak, ejection 1.035
+to 1.07."""
 
 
 def searched(instance: Instance, together: list[Ints], best: Layout, goal: int, most: int) -> tuple[Layout, bool]:
-    """A better layout than `best`, or that, by an exact search; and whether nothing is left to gain.
+    """Return the best layout of an exact search, or `best`, and whether it is proven optimal for `goal`.
 
-    The goal is asked for first; where there is no such layout, what lies half way between what is refuted and what
-    there is, until nothing does, or a search ends without an answer.
+    The search first asks for the goal. If there is no such layout, it bisects between the refuted limit and the best
+    arena, until nothing is left between, or a search ends without an answer.
     """
     refuted, limit = goal - 1, goal
     while refuted + 1 < best.arena:
@@ -269,8 +269,10 @@ def searched(instance: Instance, together: list[Ints], best: Layout, goal: int, 
 
 
 def join(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[Instance, Ints]:
-    """The instance in which each pair is one buffer; and for each buffer of `instance`, the one that it is there.
+    """Return the instance with each pair joined to one buffer, and each buffer's index in it.
 
+    Parameters
+    ----------
     pairs
         Buffers of one size that don't live together; none is in two pairs.
     """
@@ -298,7 +300,7 @@ def join(instance: Instance, pairs: Sequence[tuple[int, int]]) -> tuple[Instance
 
 
 SLACK = 2048
-"""Without a target, nothing is tried for less than this fraction of the bound: it may take seconds."""
+"""Without a target, a gain below 1/`SLACK` of the bound isn't tried for, because it may take seconds."""
 
 
 def pack(
@@ -316,27 +318,33 @@ def pack(
 ) -> tuple[tuple[int, ...], int]:
     """Place buffers so that those alive together don't overlap.
 
+    Parameters
+    ----------
     sizes
-        Bytes of each buffer; a buffer of 0 bytes lies at offset 0.
+        Bytes of each buffer; a buffer of 0 bytes gets offset 0.
     starts, ends
         Buffer k is alive at the times starts[k] <= t < ends[k].
     alignment
         Every offset is a multiple of it.
     target
-        An arena of this size is small enough: stop there. None: as small as can be found.
+        Size of an arena that is small enough to stop at. None: as small as possible.
     quick
-        Whether ejection takes tenths of a second at most, instead of five seconds.
+        Whether ejection takes at most tenths of a second, instead of five seconds.
     brief
-        Whether hundredths of a second must do: a few short ejections alone. For what is packed anew at every reading.
+        Whether packing takes hundredths of a second, with a few short ejections only. For buffers that are packed anew
+        at every reading.
     placements
-        How many the exact search may try where all else fails and there are up to `exact.MOST_BUFFERS` buffers: some
-        20,000 take a second. By default none.
+        Maximum placements of the exact search, if all else fails and there are up to `exact.MOST_BUFFERS` buffers;
+        about 20,000 take a second. By default none.
     until
-        The moment (of `time.monotonic`) at which nothing smaller is looked for any more.
+        Moment (of `time.monotonic`) after which no smaller arena is searched for.
     shared
-        Pairs of buffers that get one offset: of one size, not alive together, and none in two pairs.
+        Pairs of buffers with one offset: of one size, not alive together, and none in two pairs.
 
-    Returns the offsets and the arena's size (the largest offset + size).
+    Returns
+    -------
+    tuple
+        Offsets, and the size of the arena (the largest offset + size).
     """
     kept = [k for k, size in enumerate(sizes) if size > 0 and starts[k] < ends[k]]
     offsets = [0] * len(sizes)
@@ -345,33 +353,33 @@ def pack(
     size, start, end = ([values[k] for k in kept] for values in (sizes, starts, ends))
     number = {k: place for place, k in enumerate(kept)}
     together = [(number[a], number[b]) for a, b in shared if a in number]
-    many = pairs(start, end) > MOST_PAIRS
-    if many and not together:
+    is_large = pairs(start, end) > MOST_PAIRS
+    if is_large and not together:
         for k, offset in zip(kept, stream(size, start, end, alignment), strict=True):
             offsets[k] = offset
         return tuple(offsets), max(offsets[k] + sizes[k] for k in kept)
     instance, places = join(Instance.of(size, start, end, alignment), together)
     goal = max(instance.bound, target or 0)
     layout, order = place(instance, goal)
-    settled = layout.arena <= goal
-    alive = [] if many else [np.unique(places[members]) for members in exact.sections(start, end)]
-    if not settled and len(instance.sizes) <= FEW_BUFFERS:
-        layout, settled = searched(instance, alive, layout, goal, PLACEMENTS_SEARCHED)
-    enough = goal + goal // SLACK if target is None else goal
-    if not settled and not many and layout.arena > enough and brief:
+    is_done = layout.arena <= goal
+    alive = [] if is_large else [np.unique(places[members]) for members in exact.sections(start, end)]
+    if not is_done and len(instance.sizes) <= FEW_BUFFERS:
+        layout, is_done = searched(instance, alive, layout, goal, PLACEMENTS_SEARCHED)
+    sufficient = goal + goal // SLACK if target is None else goal
+    if not is_done and not is_large and layout.arena > sufficient and brief:
         layout = tighten(instance, layout, goal, until, *BRIEF)
-    elif not settled and not many and layout.arena > enough:
-        first, few = layout, len(instance.sizes) <= exact.MOST_BUFFERS
-        if target is not None and few:
+    elif not is_done and not is_large and layout.arena > sufficient:
+        first, is_small = layout, len(instance.sizes) <= exact.MOST_BUFFERS
+        if target is not None and is_small:
             layout, _ = searched(instance, alive, layout, goal, DIVES * len(instance.sizes))
-        if layout.arena > enough:
+        if layout.arena > sufficient:
             layout = repair(instance, layout, order, goal, until)
         if target is not None and layout.arena > goal:
-            # Ejection gets on better from what is far off than from what repair has tried its best with.
+            # Ejection does better from the greedy layout than from the one that repair has exhausted.
             layout = hurry(instance, first, goal, until) or layout
-        if not quick and layout.arena > enough:
+        if not quick and layout.arena > sufficient:
             layout = tighten(instance, layout, goal, until)
-        if few and placements and layout.arena > enough and monotonic() < until:
+        if is_small and placements and layout.arena > sufficient and monotonic() < until:
             layout, _ = searched(instance, alive, layout, goal, placements)
     for k, offset in zip(kept, layout.offsets[places].tolist(), strict=True):
         offsets[k] = offset

@@ -1,10 +1,10 @@
-"""A scheduling problem: operators and tensors with bytes, seconds and joules, and nothing else.
+"""A scheduling problem: operators and tensors with bytes, seconds and joules only.
 
-It is all that formulations, baselines and the simulator know. Views are gone (their readers read
-the storage), resident tensors are gone (they only add to `resident_bytes`), names are kept for people.
+Formulations, baselines and the simulator know nothing else. A problem has no views (their readers read the storage)
+and no resident tensors (they only add to `resident_bytes`). Names are kept for people.
 
-What may happen to a tensor is said here, once: whoever plans, simulates, lays out, stores or draws a schedule asks
-`Problem`. `beyond` says what of a problem somebody can't plan for.
+`Problem` defines once what may happen to a tensor; planners, the simulator, the layout, the file format and the
+drawings all ask it. `Problem.beyond` names a feature of the problem that a caller doesn't support.
 """
 
 from poetopt.graph.problem.features import COMPUTES, PLAINLY, Feature, check_supported

@@ -1,7 +1,7 @@
-"""Features of problems that not everybody can plan for yet, and who says so.
+"""Features of problems that not every algorithm supports, and the check for them.
 
-Whoever takes a problem names the features that it supports; what goes beyond them is refused in one sentence, instead
-of being answered wrongly.
+An algorithm names the features that it supports. A problem with another one is rejected with a message, instead of
+being solved incorrectly.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ if TYPE_CHECKING:
 
 
 class Feature(StrEnum):
-    """Holds what the tensors and operators of a problem may have, beside being computed or given in RAM."""
+    """Features of tensors and operators besides being computed or being in RAM at the start."""
 
-    STORED = "lies on storage when the step begins"
-    MAPPED = "lies in mapped flash"
-    CARRIED = "has to be in RAM, where it began, when the step ends"
-    RESULT = "has to be in RAM when the step ends"
-    UPDATED = "is written anew over itself"
+    STORED = "is on storage when the step begins"
+    MAPPED = "is in mapped flash"
+    CARRIED = "must be in RAM again when the step ends"
+    RESULT = "must be in RAM when the step ends"
+    UPDATED = "is updated in place"
     STREAMED = "has variants with streamed operands"
-    OVERTAKEN = "may not run after an update of what it reads"
-    TAKEN = "writes its output over what it reads"
+    OVERTAKEN = "may not run after an update of its input"
+    TAKEN = "writes its output over an input"
 
 
 COMPUTES = frozenset({Feature.OVERTAKEN})
-"""What matters to those alone who compute operators again."""
+"""Features that matter only to algorithms that recompute."""
 
 
 PLAINLY = frozenset({Feature.STREAMED, Feature.TAKEN})
-"""What takes no care: variants needn't be used, and `Problem.extra_bytes` says what taking over an input spares."""
+"""Features that need no support: variants are optional, and `Problem.extra_bytes` accounts for overwritten inputs."""
 
 
 def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
-    """Each feature of each tensor and operator, and whose it is."""
+    """Yield each feature of each tensor and operator, with its owner."""
     for tensor in problem.tensors:
-        named = f"tensor {tensor.name!r}"
+        owner = f"tensor {tensor.name!r}"
         if tensor.home is Home.STORAGE or tensor.backed:
-            yield Feature.STORED, named
+            yield Feature.STORED, owner
         if tensor.home is Home.FLASH:
-            yield Feature.MAPPED, named
+            yield Feature.MAPPED, owner
         if tensor.carried and tensor.home is Home.RAM:
-            yield Feature.CARRIED, named
+            yield Feature.CARRIED, owner
         if tensor.result:
-            yield Feature.RESULT, named
+            yield Feature.RESULT, owner
         if tensor.updated:
-            yield Feature.UPDATED, named
+            yield Feature.UPDATED, owner
     for operator in problem.operators:
         if operator.variants:
             yield Feature.STREAMED, f"operator {operator.name!r}"
@@ -62,14 +62,20 @@ def features(problem: Problem) -> Iterator[tuple[Feature, str]]:
 
 
 def check_supported(problem: Problem, who: str, supports: Set[Feature] = frozenset()) -> None:
-    """Raise ProblemError where a problem holds what `who` (the subject of the message) can't plan for."""
-    beyond = problem.beyond(supports)
-    if beyond is not None:
-        raise ProblemError(f"{who} can't take this problem yet: {beyond}; leave that out of the problem")
+    """Raise ProblemError if a problem has a feature that isn't in `supports`.
+
+    Parameters
+    ----------
+    who
+        Subject of the message.
+    """
+    unsupported = problem.beyond(supports)
+    if unsupported is not None:
+        raise ProblemError(f"{who} can't solve this problem yet: {unsupported}. Leave that out of the problem")
 
 
 def check(problem: Problem) -> None:
-    """Raise ProblemError, naming the tensor or operator, where they contradict each other."""
+    """Raise ProblemError, naming the tensor or operator, if they contradict each other."""
     operators, tensors = problem.operators, problem.tensors
     for key in ("alignment", "storage_block_bytes", "storage_erase_bytes"):
         if getattr(problem, key) < 1:
@@ -82,7 +88,7 @@ def check(problem: Problem) -> None:
             for i in indices:
                 if not last < i < len(tensors):
                     raise ProblemError(
-                        f'operators[{k}]: "{key}" must be ascending places in a table of {len(tensors)} '
+                        f'operators[{k}]: "{key}" must be ascending indices in a table of {len(tensors)} '
                         f"({operator.name!r})"
                     )
                 last = i
@@ -104,39 +110,43 @@ def check(problem: Problem) -> None:
             _refuse(i, tensor, "its producer is not the operator that writes it")
         if tensor.computed is not (tensor.home is Home.NOWHERE):
             what = "an operator writes it first" if tensor.computed else "no operator writes it"
-            _refuse(i, tensor, f"its home can't be '{tensor.home}', as {what}")
+            _refuse(i, tensor, f"its home can't be '{tensor.home}', because {what}")
         if tensor.carried and tensor.computed:
-            _refuse(i, tensor, "what has no home can't be carried; a result stays in RAM at the end")
+            _refuse(i, tensor, "a tensor without a home can't be carried. Make it a result, which is in RAM at the end")
         if tensor.backed and tensor.home is not Home.RAM:
-            _refuse(i, tensor, "only what begins in RAM has a copy on storage beside it")
+            _refuse(i, tensor, "only a tensor with its home in RAM can also have a copy on storage")
         if tensor.result and not tensor.computed:
-            _refuse(i, tensor, "only what an operator computes is a result; carry what has a home")
+            _refuse(i, tensor, "only a computed tensor can be a result. Carry a tensor that has a home")
         if tensor.updated:
             _check_update(i, tensor, readers[i])
 
 
 def _check_takes(k: int, operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:
     operator = operators[k]
-    named = f'operators[{k}] ({operator.name!r}): "takes"'
-    given, made = operator.takes if len(operator.takes) == 2 else (-1, -1)
-    if given not in operator.inputs or made not in operator.outputs:
-        raise ProblemError(f"{named} must be an input and an output of its own")
-    if tensors[given].nbytes != tensors[made].nbytes:
-        raise ProblemError(f"{named} must be two tensors of one size")
-    updated = tensors[given].updated_by == k and tensors[given].home is Home.RAM and not tensors[given].carried
-    if operator.recomputable or not (tensors[given].computed or updated) or tensors[given].result:
-        raise ProblemError(f"{named} is for what runs once, and for an input that is computed and no result")
-    if not updated and any(given in other.inputs for n, other in enumerate(operators) if n != k):
-        raise ProblemError(f"{named}: another operator reads {tensors[given].name!r}, too")
+    place = f'operators[{k}] ({operator.name!r}): "takes"'
+    overwritten, output = operator.takes if len(operator.takes) == 2 else (-1, -1)
+    if overwritten not in operator.inputs or output not in operator.outputs:
+        raise ProblemError(f"{place} must be an input and an output of the operator")
+    if tensors[overwritten].nbytes != tensors[output].nbytes:
+        raise ProblemError(f"{place} must be two tensors of the same size")
+    updated = (
+        tensors[overwritten].updated_by == k
+        and tensors[overwritten].home is Home.RAM
+        and not tensors[overwritten].carried
+    )
+    if operator.recomputable or not (tensors[overwritten].computed or updated) or tensors[overwritten].result:
+        raise ProblemError(f"{place} requires an operator that runs once, and a computed input that is no result")
+    if not updated and any(overwritten in other.inputs for n, other in enumerate(operators) if n != k):
+        raise ProblemError(f"{place}: another operator also reads {tensors[overwritten].name!r}")
 
 
 def _check_update(i: int, tensor: ProblemTensor, readers: Sequence[int]) -> None:
     if tensor.computed:
-        _refuse(i, tensor, "only what has a home is updated, and an operator computes this")
+        _refuse(i, tensor, "only a tensor with a home can be updated, and an operator computes this one")
     if tensor.home is Home.FLASH:
-        _refuse(i, tensor, "it lies in flash, which is never written, and can't be updated")
+        _refuse(i, tensor, "it is in flash, which is never written, so it can't be updated")
     if tensor.updated_by not in readers:
-        _refuse(i, tensor, f"operator {tensor.updated_by} updates it, and doesn't read it")
+        _refuse(i, tensor, f"operator {tensor.updated_by} updates it, but doesn't read it")
     if readers[-1] > tensor.updated_by:
         _refuse(i, tensor, f"operator {readers[-1]} reads it after operator {tensor.updated_by} has updated it")
 
@@ -150,16 +160,18 @@ def _check_variants(k: int, operator: ProblemOperator, tensors: Sequence[Problem
         ):
             if list(streamed) != sorted(set(streamed) & set(operands)):
                 raise ProblemError(
-                    f'operators[{k}] ({operator.name!r}): "{key}" of a variant must be ascending places among the '
+                    f'operators[{k}] ({operator.name!r}): "{key}" of a variant must be ascending indices among the '
                     "operator's own"
                 )
         for i in variant.streamed_in:
             if tensors[i].home is Home.FLASH:
-                _refuse(i, tensors[i], f"it is read in flash, and a variant of {operator.name!r} streams it")
+                _refuse(i, tensors[i], f"it is read in flash, but a variant of {operator.name!r} streams it")
         for i in written:
             if tensors[i].updated_by == k and (i in variant.streamed_in) is not (i in variant.streamed_out):
                 _refuse(
-                    i, tensors[i], f"{operator.name!r} updates it: a variant streams it both in and out, or neither"
+                    i,
+                    tensors[i],
+                    f"{operator.name!r} updates it, so a variant must stream it both in and out, or neither",
                 )
 
 

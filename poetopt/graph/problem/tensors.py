@@ -1,4 +1,4 @@
-"""Tensors and operators of a problem: where they begin, who writes them anew, what moving and running them costs."""
+"""Tensors and operators of a problem: their homes, their updates, and costs of moving and running them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from enum import StrEnum
 
 
 class Home(StrEnum):
-    """Says where a tensor is when the step begins, before the first operator."""
+    """Place of a tensor when the step begins, before the first operator."""
 
     NOWHERE = "nowhere"
     """An operator computes it."""
     RAM = "ram"
-    """It lies in RAM."""
+    """It is in RAM."""
     STORAGE = "storage"
-    """Storage holds a copy: reading it needs no page-out before."""
+    """Storage has a copy, which can be read without a page-out."""
     FLASH = "flash"
-    """It lies in mapped flash: read in place, without RAM and at no cost, and never written."""
+    """It is in mapped flash: read in place, without RAM and at no cost, and never written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Transfers:
-    """Seconds and joules of moving a whole tensor from storage (in) and to storage (out)."""
+    """Seconds and joules of reading a whole tensor from storage (in) and writing it to storage (out)."""
 
     page_in_s: float = 0.0
     page_in_j: float = 0.0
@@ -31,36 +31,38 @@ class Transfers:
 
 @dataclass(frozen=True, slots=True)
 class ProblemTensor:
-    """A tensor that a schedule may keep, free, page or lose.
+    """A tensor that a schedule may keep, free, page or recompute.
 
+    Attributes
+    ----------
     nbytes
-        Its size in bytes; may be 0.
+        Size in bytes; may be 0.
     producer
-        Index of the operator that writes it, or -1 for a tensor that is there when the step begins.
+        Index of the operator that writes it, or -1 if it exists when the step begins.
     transfers
-        Seconds and joules of moving it; `tensor.page_in_s` and its kin read them.
+        Seconds and joules of moving it; `tensor.page_in_s` and similar properties read them.
     home
-        Where it is when the step begins. By default `nowhere` where an operator writes it, else `ram`.
+        Place when the step begins. By default `nowhere` if an operator writes it, else `ram`.
     carried
-        Whether it has to be where it began when the step ends, so that the step can be repeated.
+        Whether it must be in its home again when the step ends, so that the step can be repeated.
     backed
-        Whether storage holds a copy as well when the step begins, of a tensor that is in RAM then.
+        Whether a tensor in RAM also has a copy on storage when the step begins.
     of_batch
-        Whether its content is another one with each batch, so that it can't stay in RAM from one step to the next.
+        Whether each batch replaces its content, so that it can't stay in RAM from one step to the next.
     result
-        Whether it has to be in RAM when the step ends, though an operator computed it: somebody reads it then.
+        Whether a computed tensor must be in RAM when the step ends, because the caller reads it then.
     updated_by
-        Index of the operator that reads it and writes it anew, over itself; -1 for none. Nothing reads it afterwards.
+        Index of the operator that updates it in place; -1 for none. Nothing reads it afterwards.
     zero_first
-        Whether it is zero as the first part of a batch begins, whoever runs it: nothing of it is read from storage
-        there, and `transfers` have the reads of the other parts alone.
+        Whether it is zero when the first part of a batch begins. That part doesn't read it from storage, so `transfers`
+        contain only the reads of the other parts.
     """
 
     name: str
     nbytes: int
     producer: int
     transfers: Transfers = field(default_factory=Transfers)
-    home: Home = None  # type: ignore[assignment]  # what the producer says, below
+    home: Home = None  # type: ignore[assignment]  # the producer decides, below
     carried: bool = False
     result: bool = False
     updated_by: int = -1
@@ -74,31 +76,31 @@ class ProblemTensor:
 
     @property
     def computed(self) -> bool:
-        """Says whether an operator writes it first; otherwise it has a home."""
+        """Whether an operator writes it first; otherwise it has a home."""
         return self.producer >= 0
 
     @property
     def stored(self) -> bool:
-        """Says whether storage holds a copy when the step begins."""
+        """Whether storage has a copy when the step begins."""
         return self.home is Home.STORAGE or self.backed
 
     @property
     def may_stay(self) -> bool:
-        """Says whether it may stay in RAM from one step to the next, though its home is storage."""
+        """Whether it may stay in RAM from one step to the next, although its home is storage."""
         return self.home is Home.STORAGE and self.carried and not self.of_batch
 
     @property
     def updated(self) -> bool:
-        """Says whether an operator writes it anew over itself."""
+        """Whether an operator updates it in place."""
         return self.updated_by >= 0
 
     @property
     def first_stage(self) -> int:
-        """The first stage that it exists in: its producer's, or the step's first."""
+        """First stage that it exists in: its producer's, or the first one."""
         return max(self.producer, 0)
 
     def moved_for(self, **figures: float) -> ProblemTensor:
-        """The same tensor with other figures in its transfers, by their names."""
+        """Return the tensor with other figures in its transfers, by their names."""
         return replace(self, transfers=replace(self.transfers, **figures))
 
     @property
@@ -124,19 +126,21 @@ class ProblemTensor:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to run an operator: some operands go to or come from storage chunk by chunk, never whole in RAM.
+    """One way to run an operator: some operands are streamed from or to storage in chunks, never whole in RAM.
 
+    Attributes
+    ----------
     streamed_in, streamed_out
-        Indices of the operator's inputs and outputs that are streamed, ascending. What it updates is both or neither:
-        its old chunks are read, and the new ones written over them.
+        Indices of the operator's inputs and outputs that are streamed, ascending. A tensor that it updates is in both
+        or in neither: its old chunks are read, and the new ones overwrite them.
     workspace_bytes
-        Its arena bytes while it runs, chunks included.
+        Arena bytes while it runs, including chunks.
     time_s, energy_j
-        Of one run, transfers of chunks included.
+        Seconds and joules of one run, including transfers of chunks.
     read_bytes, written_bytes
-        Bytes that one run reads from storage and writes there.
+        Bytes that one run reads from storage and writes to it.
     zero_first_bytes
-        Of those that it reads, bytes that are zero in the first part of a batch, and not read there.
+        Bytes among those read that are zero in the first part of a batch, and not read there.
     """
 
     streamed_in: tuple[int, ...] = ()
@@ -150,32 +154,33 @@ class Variant:
 
     @property
     def streams(self) -> bool:
-        """Says whether anything goes to storage or comes from there while it runs."""
+        """Whether it transfers anything from or to storage while it runs."""
         return bool(self.streamed_in or self.streamed_out)
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemOperator:
-    """An operator; its index is its place in the fixed order, and its stage.
+    """An operator; its index is its position in the fixed order, and its stage.
 
+    Attributes
+    ----------
     inputs, outputs
-        Indices of the (non-resident) tensors that it reads and writes, ascending, without repetition. A tensor
-        that it updates is an input, and says so itself.
+        Indices of the (non-resident) tensors that it reads and writes, ascending, without repetition. A tensor that it
+        updates is an input whose `updated_by` is this operator.
     workspace_bytes
-        Bytes in the arena that are needed only while it runs: its emitted temporaries.
+        Bytes in the arena only while it runs: its emitted temporaries.
     takes
-        (input, output) where its output is written over an input of the same size, which nobody else reads, and which
-        is gone then. It runs once. Empty where it has none such; nor does it where a variant other than the plain one
-        runs it.
+        (input, output) if its output overwrites an input of the same size. No other operator reads that input, which no
+        longer exists afterwards, and the operator runs once. Empty if it overwrites none; variants never do.
     recomputable
         Whether it may run more than once.
     count
-        How many of the network's operators it is: what it counts for in a chain of recomputations.
+        Number of the network's operators that it consists of: its length in a chain of recomputations.
     variants
-        Ways to run it with streamed operands, beside the plain one, whose figures are the operator's own.
+        Ways to run it with streamed operands. The operator's own figures are those without streaming.
     updaters
-        Indices of the operators that write anew what it reads in the resident region, ascending: it may not run after
-        any of them. (A tensor that is scheduled says itself who updates it.)
+        Indices of the operators that update tensors of the resident region that it reads, ascending: it may not run
+        after any of them. (For scheduled tensors, `ProblemTensor.updated_by` has the operator.)
     """
 
     name: str
@@ -193,16 +198,16 @@ class ProblemOperator:
     takes: tuple[int, ...] = ()
 
     def variant(self, number: int) -> Variant:
-        """The way to run it that an `Instruction` numbers so: 0 is the plain one."""
+        """Return the variant that an `Instruction` numbers so; 0 runs without streaming."""
         return self.variants[number - 1] if number else self.plain
 
     def held(self, variant: int = 0) -> list[int]:
-        """The operands and outputs with bytes of their own in RAM: neither streamed, nor written over by the output."""
-        way = self.variant(variant)
-        gone = {*way.streamed_in, *way.streamed_out, *(self.takes[:1] if not variant else ())}
-        return [i for i in (*self.inputs, *self.outputs) if i not in gone]
+        """Return the operands and outputs with their own bytes in RAM: neither streamed nor overwritten."""
+        chosen = self.variant(variant)
+        excluded = {*chosen.streamed_in, *chosen.streamed_out, *(self.takes[:1] if not variant else ())}
+        return [i for i in (*self.inputs, *self.outputs) if i not in excluded]
 
     @property
     def plain(self) -> Variant:
-        """The way to run it with every operand whole in RAM."""
+        """Variant with every operand whole in RAM."""
         return Variant(workspace_bytes=self.workspace_bytes, time_s=self.time_s, energy_j=self.energy_j)

@@ -11,13 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from poetopt.graph import Node, Operator, Tensor, TrainingGraph
+from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
 
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
 Operands = Sequence[Tensor | None]
 """The inputs of a node in order, None for an absent one."""
+STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
+"""The roles of what begins on storage, where it isn't in RAM for good."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,15 +27,15 @@ for (let i = 0; i < N_STEPS; i++) {
     make("div", { class: "bar" }, ...parts.map((p) => make("span", { style: { background: `var(--${PARTS[p]})`, width: `${whole ? (100 * sums[p]) / whole : 0}%` } }))),
     make("div", { class: "parts" }, ...parts.map((p) => make("span", {}, make("i", { style: { background: `var(--${PARTS[p]})` } }),
       `${PART_WORDS[PARTS[p]]} ${showJoules(sums[p])}${whole ? ` (${showShare(sums[p] / whole)})` : ""}`))));
-  byId("totals").append(bar("All of it:", [0, 1, 2, 3, 4], total));
-  if (overhead) byId("totals").append(bar("The overhead:", [2, 3, 4], overhead));
+  byId("totals").append(bar("Total:", [0, 1, 2, 3, 4], total));
+  if (overhead) byId("totals").append(bar("Overhead:", [2, 3, 4], overhead));
 })();
 
 (() => {
   const canvas = byId("energy"), xs = new Range(0, Math.max(N_COLUMNS, 1), 6), area = { x: 62, y: 8, w: 1, h: 1 };
   let rows = [0, 1, 2, 3, 4];
   const [all, over] = tools("energy-tools", [
-    ["All", "All energy", () => pick(true)], ["Overhead", "Recomputes and transfers alone", () => pick(false)],
+    ["All", "All energy of the step", () => pick(true)], ["Overhead", "Only recomputes and transfers", () => pick(false)],
   ]);
   function pick(everything) {
     rows = everything ? [0, 1, 2, 3, 4] : [2, 3, 4];

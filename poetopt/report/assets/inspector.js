@@ -50,7 +50,7 @@ function inspect() {
       make("span", {}, showBytes(BUFFERS.bytes[k]))));
   if (D.reserve_bytes) entries.push(make("li", {},
     make("i", { style: { background: "var(--reserve)" } }),
-    make("span", { class: "name" }, "kernels", make("span", { class: "why" }, "what they allocate themselves, reserved")),
+    make("span", { class: "name" }, "kernels", make("span", { class: "why" }, "reserved for what kernels allocate")),
     make("span", {}, showBytes(D.reserve_bytes))));
   if (living.length > LIST) {
     const rest = living.slice(LIST).reduce((sum, k) => sum + BUFFERS.bytes[k], 0);
@@ -61,7 +61,7 @@ function inspect() {
 }
 painters.push(inspect);
 tools("cursor-tools", [
-  ["‹", "Last recompute or transfer (P)", () => nextEvent(false)],
+  ["‹", "Previous recompute or transfer (P)", () => nextEvent(false)],
   ["›", "Next recompute or transfer (N)", () => nextEvent(true)],
   ["Peak", "To the instruction with most in RAM", () => moveTo(STEPS.live_bytes.indexOf(Math.max(...STEPS.live_bytes)))],
 ]);

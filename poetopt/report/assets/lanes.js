@@ -69,7 +69,7 @@
   const text = { forward: "forward", backward: "backward", recompute: "recompute", page_out: "page out", page_in: "page in", wait: D.dma ? "wait" : "busy with a transfer" };
   legend("lanes-legend", [...shown.map((kind) => [kind, `${text[kind]} ${showSeconds(sum(kind))}`, kind === "wait"]), ...(D.deadline_s !== null ? [["budget", `deadline ${showSeconds(D.deadline_s)}`, true]] : [])]);
   byId("lanes-lead").textContent = D.dma
-    ? "Transfers run on their own channel beside the CPU, one after another; the CPU waits where what it needs has not arrived."
+    ? "Transfers run on their own channel beside the CPU, one after another; the CPU waits for tensors that have not arrived."
     : "This device has no DMA: the CPU makes the transfers itself, between computes.";
   canvas.setAttribute("aria-label", `Timeline of the CPU and of transfers over ${showSeconds(D.makespan_s)}. Left and right move the cursor.`);
 })();

@@ -197,7 +197,7 @@ const matrix = (() => {
       const held = columnTensors(column).filter((tensor) => BUFFERS.index.some((index, k) =>
         !BUFFERS.workspace[k] && index === tensor && BUFFERS.first[k] <= to && BUFFERS.last[k] >= from));
       lines.push(held.length ? `in RAM: ${held.map((i) => `${TENSORS.name[i]} (${showBytes(TENSORS.bytes[i])})`).join(", ")}`
-        : columnTensors(column).length ? "not in RAM" : "writes nothing that is scheduled");
+        : columnTensors(column).length ? "not in RAM" : "writes no scheduled tensor");
     }
     return lines.join("\n");
   }
@@ -229,7 +229,7 @@ const matrix = (() => {
   legend("matrix-legend", [["forward", "compute"], ["backward", "backward"], ["recompute", "recompute"], ["page_out", "page out"],
     ["page_in", "page in"], ["resident", "in RAM"], ["storage", "on storage", true]]);
   canvas.setAttribute("aria-label", `Schedule of ${N_OPS} operators in as many stages: ${EVENTS.length} recomputes and `
-    + "transfers, which the keys N and P visit; the panel At the cursor tells each.");
+    + "transfers, which the keys N and P visit; the panel At the cursor describes each.");
   painters.push(paint);
   // Bring a cell to the middle of a view in which single cells can be told apart.
   return { focus(step) {

@@ -25,7 +25,7 @@ const time = (() => {
     get: (_, key) => { const value = axis.range[key]; return typeof value === "function" ? value.bind(axis.range) : value; },
   });
   const [bySeconds, bySteps] = tools("time-tools", [
-    ["Time", "Axis in seconds", () => pick(true)], ["Order", "Axis in instructions, each as wide", () => pick(false)],
+    ["Time", "Axis in seconds", () => pick(true)], ["Order", "Axis in instructions, all of the same width", () => pick(false)],
   ]);
   function pick(choice) {
     axis.bySeconds = choice;
@@ -87,8 +87,8 @@ function byteAxis(g, area, most, scale) {
   }
 }
 
-// Ordinary training's curve, stage by stage: each stage is as wide as this schedule takes for it.
-function drawOrdinary(g, chart, scale, live) {
+// The curve of store-all, stage by stage: each stage is as wide as in this schedule.
+function drawStoreAll(g, chart, scale, live) {
   const { area, X } = chart, foot = area.y + area.h;
   g.beginPath();
   g.moveTo(X(0), foot);
@@ -118,10 +118,10 @@ function eachColumn(chart, pixel, visit) {
 }
 
 (() => {
-  const ORDINARY = D.store_all_live_bytes, ordinaryPeak = ORDINARY.reduce((most, x) => Math.max(most, x), 0);
-  // Ordinary training is drawn where it differs; a budget far above all curves is named, not drawn.
-  let ordinary = ordinaryPeak > D.peak_bytes;
-  const curves = () => Math.max(D.peak_bytes, ordinary ? ordinaryPeak : 0, 1);
+  const STORE_ALL = D.store_all_live_bytes, storeAllPeak = STORE_ALL.reduce((most, x) => Math.max(most, x), 0);
+  // Store-all is drawn if it differs; a budget far above all curves is named, not drawn.
+  let withStoreAll = storeAllPeak > D.peak_bytes;
+  const curves = () => Math.max(D.peak_bytes, withStoreAll ? storeAllPeak : 0, 1);
   const roomy = () => D.budget_bytes > ROOMY * curves();
   const most = () => Math.max(roomy() ? 0 : (D.budget_bytes ?? 0), curves()) * 1.06;
   const canvas = byId("memory");
@@ -132,7 +132,7 @@ function eachColumn(chart, pixel, visit) {
       if (STEPS.live_bytes[i] > STEPS.live_bytes[step]) step = i;
     const largest = livingAt(step).slice(0, 8).map((k) => `  ${showBytes(BUFFERS.bytes[k])}  ${shorten(bufferName(k))}`);
     const share = D.budget_bytes ? `, ${showShare(STEPS.live_bytes[step] / D.budget_bytes)} of the budget` : "";
-    const beside = ordinary ? [`ordinary training ${showBytes(ORDINARY[STEPS.stage[step]] ?? 0)}`] : [];
+    const beside = withStoreAll ? [`store-all ${showBytes(STORE_ALL[STEPS.stage[step]] ?? 0)}`] : [];
     return { step, text: [`${showSeconds(STEPS.start_s[step])}: ${stepWords(step)}`, `${showBytes(STEPS.live_bytes[step])}${share}`, ...beside, ...largest].join("\n") };
   });
   painters.push(() => {
@@ -143,7 +143,7 @@ function eachColumn(chart, pixel, visit) {
     chart.axisLabels(g);
     if (!N_STEPS) return;
     chart.clip(g);
-    if (ordinary) drawOrdinary(g, chart, scale, ORDINARY);
+    if (withStoreAll) drawStoreAll(g, chart, scale, STORE_ALL);
     STACK.forEach((kind, s) => {
       g.fillStyle = ink[kind];
       g.beginPath();
@@ -169,13 +169,13 @@ function eachColumn(chart, pixel, visit) {
   function words() {
     const budget = `budget ${showBytes(D.budget_bytes ?? 0)}${roomy() ? ", above the chart" : ""}`;
     legend("memory-legend", [...used.map((kind) => [kind, BUFFER_WORDS[kind]]), ...(D.budget_bytes ? [["budget", budget, true]] : []),
-      ...(ordinary ? [["wait", `ordinary training, up to ${showBytes(ordinaryPeak)}`]] : [])]);
+      ...(withStoreAll ? [["wait", `store-all, up to ${showBytes(storeAllPeak)}`]] : [])]);
   }
   words();
-  if (ordinary) {
-    const [shown] = tools("time-tools", [["Ordinary training", "What ordinary training (store-all) has in RAM while the same operator runs", () => {
-      ordinary = !ordinary;
-      shown.setAttribute("aria-pressed", ordinary);
+  if (withStoreAll) {
+    const [shown] = tools("time-tools", [["Store-all", "RAM of ordinary training (store-all) while the same operator runs", () => {
+      withStoreAll = !withStoreAll;
+      shown.setAttribute("aria-pressed", withStoreAll);
       words();
       repaint();
     }]]);

@@ -1,6 +1,6 @@
-"""The reasons why there is no schedule: what binds, by leaving out one thing at a time, and the hardest step.
+"""Explanation of a missing schedule: binding requirements, found by leaving out one at a time, and the hardest step.
 
-Everything said here is of a schedule that was found, or of sums that hold for all of them.
+Every statement is about a schedule that was found, or about sums that hold for all schedules.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from poetopt.formulations import formulation
 from poetopt.formulations.block import Block
 from poetopt.formulations.composition import without
-from poetopt.formulations.energy_budget import quickest
-from poetopt.formulations.goal import ENERGY, Goal
+from poetopt.formulations.goal import ENERGY, TIME, Goal
 from poetopt.formulations.scope import proven_words
+from poetopt.formulations.within import least
 from poetopt.graph.problem import Problem
 from poetopt.plan.simulate import Simulation
 from poetopt.search.constructive import greedy_schedules
@@ -29,16 +29,16 @@ from poetopt.util.units import show_bytes, show_joules, show_limit, show_seconds
 from poetopt.util.work import Work
 
 SECONDS = 6.0
-"""The seconds that all trials together may take."""
+"""Largest number of seconds of all trials together."""
 LEAST_GAP = 0.01
-"""The gap within which a trial comes to the least of what a block limits, in time."""
-NAMED = 3
-"""The number of kept tensors that are named."""
+"""Gap of a trial that minimises the quantity that a block limits, if there is time."""
+MAX_NAMED = 3
+"""Largest number of kept tensors that are named."""
 
 
 @dataclass(frozen=True)
-class Why:
-    """The findings of `explain`: sentences, and figures that are sharper than those known (None: they aren't)."""
+class Findings:
+    """Sentences of `explain`, and figures that are better than the known ones (None: they aren't)."""
 
     says: tuple[str, ...] = ()
     ram_bound_bytes: int | None = None
@@ -48,145 +48,147 @@ class Why:
 
 def explain(
     problem: Problem, options: Options, solution: Solution, search: Search | None, seconds: float = SECONDS
-) -> Why:
-    """Find what binds in a problem that `solution` found no schedule for.
+) -> Findings:
+    """Find the binding requirements of a problem for which `solution` has no schedule.
 
+    Parameters
+    ----------
     search
-        A whole solve, for the trials; without it they are of heuristics alone, and say the same in each call.
+        Solve for the trials. None: they use heuristics alone, and have the same result in each call.
     seconds
-        What they may take together; a trial that finds nothing in its share proves nothing, and nothing is said of it.
+        Limit of all trials together. A trial that finds nothing in its share proves nothing, and is not reported.
     """
     until = time.monotonic() + seconds
-    says: list[str] = []
+    sentences: list[str] = []
     step = hardest_step(problem, options)
     bound = step.nbytes if step.nbytes > problem.least_ram_bytes else None
     if bound is not None and step.nbytes > options.ram_bytes:
-        says.append(_step_words(problem, options, step))
+        sentences.append(_step_words(problem, options, step))
     one_pass = problem.baseline_time_s * (1 - 1e-9)
-    hurried = options.deadline_s is not None and options.deadline_s < one_pass
-    if options.ram_bytes < (step.nbytes if hurried else problem.least_ram_bytes):
-        return Why(tuple(says), bound)  # nothing but RAM helps
+    below_one_pass = options.deadline_s is not None and options.deadline_s < one_pass
+    if options.ram_bytes < (step.nbytes if below_one_pass else problem.least_ram_bytes):
+        return Findings(tuple(sentences), bound)  # only more RAM helps
     try:
         if search is None:
-            says += _at_hand(problem, options)
+            sentences += _heuristic_findings(problem, options)
             shortest = None
-        elif hurried:
+        elif below_one_pass:
             shortest = _shortest(problem, options, solution, search, until)
         else:
-            shortest = _tried(problem, options, solution, search, until, says)
-    except KeyboardInterrupt:  # the user doesn't want to wait for more
-        return Why(tuple(says), bound, interrupted=True)
-    return Why(tuple(says), bound, shortest)
+            shortest = _try_without_each(problem, options, solution, search, until, sentences)
+    except KeyboardInterrupt:  # return the findings so far
+        return Findings(tuple(sentences), bound, interrupted=True)
+    return Findings(tuple(sentences), bound, shortest)
 
 
-def _tried(
+def _try_without_each(
     problem: Problem, options: Options, solution: Solution, search: Search, until: float, says: list[str]
 ) -> float | None:
-    """Leave out one thing at a time, and note in `says` what that makes possible; the shortest deadline, if it's new.
+    """Leave out one requirement at a time, and append the result to `says`; return a new shortest deadline, if any.
 
-    Raises KeyboardInterrupt.
+    Raise KeyboardInterrupt at Ctrl-C.
     """
-    in_vain: list[str] = []
-    for what, eased, block in _eased(options, problem):
+    useless: list[str] = []
+    for requirement, relaxed, block in _relaxed_options(options, problem):
         gap = 1.0 if block is None or block.limits is None else LEAST_GAP
         try:
-            found = solve_in_time(problem, eased, search, until, gap=gap)
+            trial = solve_in_time(problem, relaxed, search, until, gap=gap)
         except TimeoutError:
             if block is not None and block.limits is not None:
-                says += _least_at_hand(problem, eased, block, block.limits)
+                says += _heuristic_least(problem, relaxed, block, block.limits)
             continue
-        if found.simulation is not None:
-            says.append(f"without {what} a schedule exists{_figures(found.simulation)}")
+        if trial.simulation is not None:
+            says.append(f"without {requirement} a schedule exists{_figures(trial.simulation)}")
             if block is not None and block.limits is not None:
-                says.append(least_words(problem, block, block.limits, found))
-        elif found.status is Status.INFEASIBLE:
-            in_vain.append(what)
+                says.append(least_words(problem, block, block.limits, trial))
+        elif trial.status is Status.INFEASIBLE:
+            useless.append(requirement)
     if problem.storage_bytes is not None and options.paging and problem.paging:
         with suppress(TimeoutError):
-            roomy = solve_in_time(problem.on_any_storage(), options, search, until).simulation
-            if roomy is not None:
+            simulation = solve_in_time(problem.on_any_storage(), options, search, until).simulation
+            if simulation is not None:
                 says.append(
-                    f"with a storage that held more than {show_bytes(problem.storage_bytes)} a schedule exists"
-                    f"{_figures(roomy)}, with {show_bytes(roomy.stored_bytes)} on it"
+                    f"with more storage than {show_bytes(problem.storage_bytes)} a schedule exists"
+                    f"{_figures(simulation)}, with {show_bytes(simulation.stored_bytes)} on it"
                 )
-    if in_vain and not any(text.startswith("without") for text in says):
-        says.append(f"leaving out {' or '.join(in_vain)} alone makes none possible")
+    if useless and not any(text.startswith("without") for text in says):
+        says.append(f"leaving out {' or '.join(useless)} alone makes none possible")
     return _shortest(problem, options, solution, search, until)
 
 
-def _eased(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
-    """Yield what was asked for beside the RAM, the options without it, and the block that asked, if one did.
+def _relaxed_options(options: Options, problem: Problem) -> Iterator[tuple[str, Options, Block | None]]:
+    """Yield each requirement beside the RAM, the options without it, and the block that it comes from, if any.
 
-    Without a block that limits something, the least of that is what is looked for.
+    Without a block that limits a quantity, that quantity is minimised.
     """
     if options.deadline_s is not None:
         yield f"the deadline of {show_seconds(options.deadline_s)}", replace(options, deadline_s=None), None
     if not options.paging and problem.paging:
-        yield "--no-paging", replace(options, paging=True), None
+        yield "the ban on paging", replace(options, paging=True), None
     if not options.remat:
-        yield "--no-remat", replace(options, remat=True), None
+        yield "the ban on recomputation", replace(options, remat=True), None
     chosen = formulation(options.formulation)
     for block in chosen.blocks:
         if block.name not in chosen.simulated:
-            eased = without(chosen, block, minimising=block.limits)
-            what = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
-            yield what, replace(options, formulation=eased), block
+            chosen_without = without(chosen, block, minimising=block.limits)
+            requirement = f"the block {block.name} ({block.says})" if block.says else f"the block {block.name}"
+            yield requirement, replace(options, formulation=chosen_without), block
 
 
 def _shortest(problem: Problem, options: Options, solution: Solution, search: Search, until: float) -> float | None:
-    """Seconds of the quickest schedule that a search finds within the RAM, where that beats what is known."""
+    """Return the seconds of the fastest schedule that a search finds within the RAM, if they beat the known ones."""
     chosen = formulation(options.formulation)
     paper = options.deadline_model is DeadlineModel.PAPER
     if options.deadline_s is None or paper or chosen.goal is not ENERGY:
         return None
-    quick = replace(options, deadline_s=None, formulation=chosen.with_block(quickest()))
+    quick_options = replace(options, deadline_s=None, formulation=chosen.with_block(least(TIME)))
     try:
-        found = solve_in_time(problem, quick, search, until, gap=LEAST_GAP, most_s=math.inf)
+        trial = solve_in_time(problem, quick_options, search, until, gap=LEAST_GAP, most_s=math.inf)
     except TimeoutError:
         return None
-    known = solution.least_deadline_s
-    if found.simulation is None or (known is not None and found.simulation.makespan_s >= known):
+    known_s = solution.least_deadline_s
+    if trial.simulation is None or (known_s is not None and trial.simulation.makespan_s >= known_s):
         return None
-    return found.simulation.makespan_s
+    return trial.simulation.makespan_s
 
 
-def least_words(problem: Problem, block: Block, goal: Goal, found: Solution) -> str:
-    """The least that `block` can be asked for: the value and the proof of `found`, which minimises that."""
-    assert found.plan is not None
-    assert found.simulation is not None
-    chosen = formulation(found.options.formulation)
+def least_words(problem: Problem, block: Block, goal: Goal, solution: Solution) -> str:
+    """Return the least known feasible limit of `block`, in words, with the proof of `solution`, which minimises it."""
+    assert solution.plan is not None
+    assert solution.simulation is not None
+    chosen = formulation(solution.options.formulation)
     base = goal.baseline(problem, chosen.baseline_j(problem))
-    least = base + goal.value(chosen.trial(found.plan, found.simulation))
-    bound = found.overhead_bound_j if found.objective is None else found.objective.bound
+    value = base + goal.value(chosen.trial(solution.plan, solution.simulation))
+    bound = solution.overhead_bound_j if solution.objective is None else solution.objective.bound
     proof = ""
-    if found.status is Status.OPTIMAL:
-        proof = f", and no schedule with {proven_words(found.scope)} has less"
+    if solution.status is Status.OPTIMAL:
+        proof = f", and no schedule with {proven_words(solution.scope)} has less"
     elif bound:
         proven = show_limit(base + bound, goal.unit, up=False)
-        proof = f", and no schedule with {proven_words(found.scope)} has less than {proven}"
-    known = show_limit(least, goal.unit)
+        proof = f", and no schedule with {proven_words(solution.scope)} has less than {proven}"
+    known = show_limit(value, goal.unit)
     return f"the least known to be feasible for {block.name} is {known} a step{proof}"
 
 
-def _at_hand(problem: Problem, options: Options) -> Iterator[str]:
-    """Yield what becomes possible by heuristics where one thing at a time is left out."""
-    for what, eased, block in _eased(options, problem):
-        found = _by_heuristics(problem, eased, quick=True)
-        if found is None:
+def _heuristic_findings(problem: Problem, options: Options) -> Iterator[str]:
+    """Yield the requirements without which heuristics find a schedule, in words."""
+    for requirement, relaxed, block in _relaxed_options(options, problem):
+        candidate = _by_heuristics(problem, relaxed, quick=True)
+        if candidate is None:
             continue
-        yield f"without {what} a schedule exists{_figures(found.simulation)}"
+        yield f"without {requirement} a schedule exists{_figures(candidate.simulation)}"
         if block is not None and block.limits is not None:
-            yield from _least_at_hand(problem, eased, block, block.limits)
+            yield from _heuristic_least(problem, relaxed, block, block.limits)
 
 
-def _least_at_hand(problem: Problem, eased: Options, block: Block, goal: Goal) -> list[str]:
-    """The same of what the heuristics find, where there is no time for a search; nothing is proven then."""
-    chosen = formulation(eased.formulation)
-    found = _by_heuristics(problem, eased) if chosen.plans_count else None
-    if found is None:
+def _heuristic_least(problem: Problem, relaxed: Options, block: Block, goal: Goal) -> list[str]:
+    """Return the least limit of `block` that heuristics reach, in words, without a proof."""
+    chosen = formulation(relaxed.formulation)
+    candidate = _by_heuristics(problem, relaxed) if chosen.plans_count else None
+    if candidate is None:
         return []
-    least = goal.baseline(problem, chosen.baseline_j(problem)) + found.value
-    return [f"the least known to be feasible for {block.name} is {show_limit(least, goal.unit)} a step"]
+    value = goal.baseline(problem, chosen.baseline_j(problem)) + candidate.value
+    return [f"the least known to be feasible for {block.name} is {show_limit(value, goal.unit)} a step"]
 
 
 def _by_heuristics(problem: Problem, options: Options, *, quick: bool = False) -> Candidate | None:
@@ -204,13 +206,13 @@ def _figures(simulation: Simulation) -> str:
 
 def _step_words(problem: Problem, options: Options, step: Step) -> str:
     names = [f"'{problem.tensors[i].name}'" for i in sorted(step.kept, key=lambda i: (-problem.tensors[i].nbytes, i))]
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    again = "can't be computed again" if options.remat else "may not be computed again"
+    others = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    reason = "can't be computed again" if options.remat else "may not be computed again"
     kernels = f", kernels {problem.reserve_bytes:,}" if problem.reserve_bytes else ""
-    need = (
+    needs = (
         f"{step.nbytes:,} bytes without paging: {step.working_bytes:,} for its inputs, outputs and workspace{kernels}"
     )
     return (
-        f"operator {step.operator} '{problem.operators[step.operator].name}' needs {need}, and "
-        f"{problem.nbytes(step.kept):,} for {', '.join(names[:NAMED])}{more}, read later, which {again}"
+        f"operator {step.operator} '{problem.operators[step.operator].name}' needs {needs}, and "
+        f"{problem.nbytes(step.kept):,} for {', '.join(names[:MAX_NAMED])}{others}, which are read later and {reason}"
     )

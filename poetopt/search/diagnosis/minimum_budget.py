@@ -1,4 +1,4 @@
-"""The smallest budget and the shortest deadline for which a schedule is known: what a refused user can ask for."""
+"""Smallest budget and shortest deadline with a known schedule, as remedies for a problem without one."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from poetopt.search.tuning import WORK
 from poetopt.util.work import OutOfWorkError, Work
 
 Search = Callable[[Problem, Options], Solution]
-"""A whole solve: the plan that it finds, if any, has been simulated and laid out."""
+"""Complete solve: the plan of its solution, if any, has been simulated and laid out."""
 
 SEARCH_S = 8.0
-"""Seconds that searching for the least budget and the shortest deadline may take together."""
+"""Seconds for the search of the least budget and the shortest deadline together."""
 HEURISTICS_SHARE = 0.5
-"""Share of each that heuristics may take, where a search is to follow."""
+"""Share of each for heuristics, if a search follows."""
 STEP_S = 2.5
 """Seconds of each solve in it."""
-LEAST_STEP_S = 0.2
-"""Nothing is solved in less."""
-CLIMB = (64, 16, 4)
-"""Parts of what lies between the bound and ordinary training that the heuristics try first: replays at small budgets
+MIN_STEP_S = 0.2
+"""Least seconds of a solve."""
+CLIMB_PARTS = (64, 16, 4)
+"""Parts of the range between the bound and ordinary training that the heuristics try first: replays at small budgets
 take less work, and often no more RAM is needed."""
 RESOLUTION = 500
-"""Bisection stops at this fraction of the budget or the deadline."""
+"""Fraction of the budget or the deadline at which bisection stops."""
 
 
-Seen = Callable[[Candidate], None]
-"""Is shown each plan that the heuristics find."""
+Observer = Callable[[Candidate], None]
+"""Callback for each plan that the heuristics find."""
 
 
 class Remedies(TypedDict, total=False):
-    """Fields of a Solution without a plan that say what would help."""
+    """Fields of a Solution without a plan that describe remedies."""
 
     ram_bound_bytes: int
     least_ram_bytes: int | None
@@ -51,8 +51,8 @@ class Remedies(TypedDict, total=False):
     interrupted: bool
 
 
-class Interrupted(KeyboardInterrupt):
-    """Ctrl-C in a bisection: the smallest budget that was `known` to fit by then."""
+class BisectionInterrupted(KeyboardInterrupt):
+    """Ctrl-C in a bisection; `known` is the smallest budget that is known to be feasible."""
 
     def __init__(self, known: int) -> None:
         super().__init__()
@@ -60,45 +60,51 @@ class Interrupted(KeyboardInterrupt):
 
 
 def remedies(
-    problem: Problem, options: Options, search: Search | None, seconds: float = SEARCH_S, seen: Seen | None = None
+    problem: Problem,
+    options: Options,
+    search: Search | None,
+    seconds: float = SEARCH_S,
+    observer: Observer | None = None,
 ) -> Remedies:
-    """The smallest budget at this deadline, and the shortest deadline at this budget, for which a schedule is known.
+    """Return the smallest known feasible budget at this deadline, and the shortest deadline at this budget.
 
+    After an interrupt it is what was known by then.
+
+    Parameters
+    ----------
     search
-        A whole solve, for where the heuristics give up. Without it the answer is the same in each call.
+        Solve for cases in which the heuristics give up. Without it the result is the same in each call.
     seconds
-        What both may take together with a search; what is known by then is the answer.
-
-    After an interrupt: what was known by then.
+        Time limit of both searches together, if there is a `search`.
     """
     begin = time.monotonic()
-    one_pass, asked_s = problem.baseline_time_s, options.deadline_s
-    timed = asked_s is not None and asked_s >= one_pass
+    one_pass, deadline_s = problem.baseline_time_s, options.deadline_s
+    has_deadline = deadline_s is not None and deadline_s >= one_pass
     seconds = math.inf if search is None else seconds
-    found = Remedies(ram_bound_bytes=problem.least_ram_bytes)
+    fields = Remedies(ram_bound_bytes=problem.least_ram_bytes)
     try:
-        until = begin + (seconds / 2 if timed else seconds)
-        found["least_ram_bytes"] = least_ram(problem, options, search, until, seen)
-        if timed:
-            found["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, seen)
-        elif asked_s is not None:
-            found["deadline_bound_s"] = one_pass
-            found["least_deadline_s"] = _at_once(problem, options, seen)
-    except Interrupted as stop:
-        found |= Remedies(least_ram_bytes=stop.known, interrupted=True)
+        until = begin + (seconds / 2 if has_deadline else seconds)
+        fields["least_ram_bytes"] = least_ram(problem, options, search, until, observer)
+        if has_deadline:
+            fields["least_deadline_s"] = least_deadline(problem, options, search, begin + seconds, observer)
+        elif deadline_s is not None:
+            fields["deadline_bound_s"] = one_pass
+            fields["least_deadline_s"] = _immediate_deadline(problem, options, observer)
+    except BisectionInterrupted as stop:
+        fields |= Remedies(least_ram_bytes=stop.known, interrupted=True)
     except KeyboardInterrupt:
-        found["interrupted"] = True
-    return found
+        fields["interrupted"] = True
+    return fields
 
 
-def _at_once(problem: Problem, options: Options, seen: Seen | None) -> float | None:
-    """A deadline that is feasible within the budget, found without a search: one pass where everything fits."""
+def _immediate_deadline(problem: Problem, options: Options, observer: Observer | None) -> float | None:
+    """Return a feasible deadline within the budget, without a search: one pass if everything fits."""
     chosen = formulation(options.formulation)
     if options.ram_bytes < problem.least_ram_bytes or not (chosen.judged and chosen.plans_count):
         return None
     if store_all_bytes(problem) <= options.ram_bytes:
         return problem.baseline_time_s
-    return _shortest(problem, options, math.inf, seen, Work(WORK))
+    return _shortest(problem, options, math.inf, observer, Work(WORK))
 
 
 def least_ram(
@@ -106,74 +112,85 @@ def least_ram(
     options: Options,
     search: Search | None = None,
     until: float = math.inf,
-    seen: Seen | None = None,
+    observer: Observer | None = None,
     work: Work | None = None,
 ) -> int | None:
-    """The smallest budget in bytes at which a schedule was found, at the deadline of `options`; None if there is none.
+    """Return the smallest budget in bytes with a known schedule at the deadline of `options`, or None.
 
-    It lies between what the hardest step needs, which no schedule undercuts, and what ordinary training takes.
+    It lies between the bytes of the hardest step, which no schedule undercuts, and those of ordinary training.
 
+    Parameters
+    ----------
     search
-        What decides where the heuristics give up; without it they are all there is, and the answer is the same in
-        each call.
+        Solve for budgets at which the heuristics give up. Without it the result is the same in each call.
     until
-        The moment (of `time.monotonic`) by which the search answers with what is known.
+        Moment (of `time.monotonic`) by which the search returns what is known.
     work
-        What the heuristics may do, `WORK` by default; `work.over` says that they were cut short.
+        Limit for the heuristics, `WORK` by default; `work.over` tells that they were cut short.
 
-    Raises Interrupted, a KeyboardInterrupt, at Ctrl-C.
+    Raises
+    ------
+    BisectionInterrupted
+        At Ctrl-C; it is a KeyboardInterrupt.
     """
     if options.deadline_s is not None and options.deadline_s < problem.baseline_time_s * (1 - 1e-9):
         return None
     chosen = formulation(options.formulation)
     if chosen.impossible(problem) is not None or not chosen.judged:
-        return None  # not a matter of RAM, or nobody can say that ordinary training is allowed
-    late = options.deadline_s is not None and problem.closing is not None
-    ordinary = store_all(problem.on_any_storage()) if late else None
-    if ordinary is not None and simulate(ordinary).makespan_s > (options.deadline_s or 0.0):
-        return None  # by what comes behind the last part, whatever the RAM
-    # The bound is often met exactly, and bisection to a fraction of the budget would end beside it.
+        return None  # RAM doesn't help, or ordinary training may not be allowed
+    may_be_late = options.deadline_s is not None and problem.closing is not None
+    store_all_plan = store_all(problem.on_any_storage()) if may_be_late else None
+    if store_all_plan is not None and simulate(store_all_plan).makespan_s > (options.deadline_s or 0.0):
+        return None  # the update after the last part is too late with any RAM
+    # The bound is often feasible, and bisection to a fraction of the budget would miss it.
     low = max(problem.least_ram_bytes, hardest_step(problem, options).nbytes, placed_bytes(problem))
     high = store_all_bytes(problem)
     if chosen.plans_count:
-        enough = until if search is None else _for_heuristics(until)
+        heuristics_until = until if search is None else _heuristics_end(until)
         work = Work(WORK) if work is None else work
         high = _bisect(
-            low, high, lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, enough, seen, work), CLIMB
+            low,
+            high,
+            lambda ram_bytes: _heuristic_fits(problem, options, ram_bytes, heuristics_until, observer, work),
+            CLIMB_PARTS,
         )
     if search is None:
         return high if chosen.plans_count else None
 
     def fits(ram_bytes: int) -> int | None:
-        found = solve_in_time(problem, replace(options, ram_bytes=ram_bytes), search, until)
-        if found.simulation is None or found.arena_bytes is None:
+        solution = solve_in_time(problem, replace(options, ram_bytes=ram_bytes), search, until)
+        if solution.simulation is None or solution.arena_bytes is None:
             return None
-        return taken_bytes(options, problem, found.simulation, found.arena_bytes)
+        return taken_bytes(options, problem, solution.simulation, solution.arena_bytes)
 
-    if not chosen.plans_count:  # ordinary training is none of its points, or takes more there
+    if not chosen.plans_count:  # ordinary training may be no point of it, or take more bytes
         try:
-            taken = fits(high)
+            n_bytes = fits(high)
         except TimeoutError:
-            taken = None
-        if taken is None:
+            n_bytes = None
+        if n_bytes is None:
             return None
-    # In a hurry little RAM seldom does, and whoever searches for it in vain takes a whole step.
+    # With a deadline the bound is seldom feasible, and a search in vain takes a whole step.
     return _bisect(low, high, fits, low_first=options.deadline_s is None)
 
 
 def least_deadline(
-    problem: Problem, options: Options, search: Search | None = None, until: float = math.inf, seen: Seen | None = None
+    problem: Problem,
+    options: Options,
+    search: Search | None = None,
+    until: float = math.inf,
+    observer: Observer | None = None,
 ) -> float | None:
-    """Seconds of the quickest schedule that is found within the budget by the moment `until`, or None.
+    """Return the seconds of the fastest schedule that is found within the budget by the moment `until`, or None.
 
-    Heuristics first, then any schedule at deadlines between theirs and the one of `options`: those that leave room are
-    solved in a fraction of a second, where the quickest of all is searched for long. Without a search the answer is the
-    same in each call.
+    Heuristics come first, then any schedule at deadlines between theirs and the one of `options`. Deadlines with slack
+    are solved in a fraction of a second, while the search for the fastest schedule of all takes long. Without a search
+    the result is the same in each call.
     """
     asked_s, chosen = options.deadline_s, formulation(options.formulation)
-    counts = chosen.plans_count
-    enough = until if search is None else _for_heuristics(until)
-    quickest = _shortest(problem, options, enough, seen, Work(WORK)) if counts else None
+    plans_count = chosen.plans_count
+    heuristics_until = until if search is None else _heuristics_end(until)
+    quickest = _shortest(problem, options, heuristics_until, observer, Work(WORK)) if plans_count else None
     if search is None or asked_s is None or options.deadline_model is DeadlineModel.PAPER or not chosen.judged:
         return quickest
     low = asked_s
@@ -182,11 +199,11 @@ def least_deadline(
             quickest = _makespan_s(solve_in_time(problem, replace(options, deadline_s=None), search, until))
         while quickest is not None and quickest - low > quickest / RESOLUTION:
             middle = (low + quickest) / 2
-            found_s = _makespan_s(solve_in_time(problem, replace(options, deadline_s=middle), search, until))
-            if found_s is None:
+            makespan_s = _makespan_s(solve_in_time(problem, replace(options, deadline_s=middle), search, until))
+            if makespan_s is None:
                 low = middle
             else:
-                quickest = min(quickest, found_s)
+                quickest = min(quickest, makespan_s)
     except TimeoutError:
         pass
     return quickest
@@ -195,22 +212,22 @@ def least_deadline(
 def solve_in_time(
     problem: Problem, options: Options, search: Search, until: float, *, gap: float = 1.0, most_s: float = STEP_S
 ) -> Solution:
-    """A schedule within `gap`, in at most `most_s`. Raises TimeoutError at `until`, and KeyboardInterrupt."""
-    left = until - time.monotonic()
-    if left < LEAST_STEP_S:
+    """Return a solution within `gap`, in at most `most_s`. Raise TimeoutError at `until`."""
+    left_s = until - time.monotonic()
+    if left_s < MIN_STEP_S:
         raise TimeoutError
-    found = search(problem, replace(options, gap=gap, time_limit_s=min(most_s, left)))
-    if found.interrupted:
+    solution = search(problem, replace(options, gap=gap, time_limit_s=min(most_s, left_s)))
+    if solution.interrupted:
         raise KeyboardInterrupt
-    return found
+    return solution
 
 
-def _makespan_s(found: Solution) -> float | None:
-    return None if found.simulation is None else found.simulation.makespan_s
+def _makespan_s(solution: Solution) -> float | None:
+    return None if solution.simulation is None else solution.simulation.makespan_s
 
 
-def _for_heuristics(until: float) -> float:
-    """The moment at which they leave the rest of the time to a search."""
+def _heuristics_end(until: float) -> float:
+    """Return the moment at which heuristics leave the rest of the time to a search."""
     now = time.monotonic()
     return now + HEURISTICS_SHARE * max(0.0, until - now)
 
@@ -218,47 +235,49 @@ def _for_heuristics(until: float) -> float:
 def _bisect(
     low: int, high: int, fits: Callable[[int], int | None], shares: Sequence[int] = (), *, low_first: bool = True
 ) -> int:
-    """The smallest budget at which a schedule was found, as one is known to be at `high`.
+    """Return the smallest budget at which a schedule was found; one is known at `high`.
 
+    Parameters
+    ----------
     fits
-        The bytes that a schedule within a budget takes, or None where none is found. Raises TimeoutError or
-        OutOfWorkError to stop.
+        Function that returns the bytes of a schedule within a budget, or None if none is found. It raises
+        TimeoutError or OutOfWorkError to stop.
     shares
-        Which parts of what lies between to climb by from `low`, before it is halved.
+        Parts of the range by which to climb from `low`, before it is halved.
     """
-    taken, steps = high, iter(shares)
+    least_bytes, steps = high, iter(shares)
     try:
         if low >= high or (low_first and fits(low) is not None):
             return min(low, high)
         while high - low > max(1, high // RESOLUTION):
             middle = low + max(1, (high - low) // next(steps, 2))
-            found = fits(middle)
-            if found is None:
+            n_bytes = fits(middle)
+            if n_bytes is None:
                 low = middle
             else:
-                high, taken, steps = middle, found, iter(())
-        # What the last one leaves of its budget isn't needed, but only what is found there can be asked for.
-        if low < taken < high and fits(taken) is not None:
-            high = taken
+                high, least_bytes, steps = middle, n_bytes, iter(())
+        # The last schedule may need less than its budget, but that budget counts only if a schedule is found for it.
+        if low < least_bytes < high and fits(least_bytes) is not None:
+            high = least_bytes
     except (TimeoutError, OutOfWorkError):
         pass
     except KeyboardInterrupt as stop:
-        raise Interrupted(high) from stop
+        raise BisectionInterrupted(high) from stop
     return high
 
 
-def _shortest(problem: Problem, options: Options, until: float, seen: Seen | None, work: Work) -> float | None:
-    """Seconds of the quickest schedule that the heuristics find within the budget, or None; one is tried at least."""
+def _shortest(problem: Problem, options: Options, until: float, observer: Observer | None, work: Work) -> float | None:
+    """Return the seconds of the fastest schedule within the budget by heuristics, or None; try one at least."""
     quickest: float | None = None
-    prices = quick_prices(problem) if until < math.inf else []  # without a search the answer comes at once
+    prices = quick_prices(problem) if until < math.inf else []  # without a search the result is immediate
     for second_j in (0.0, *prices):
         for schedule in greedy_schedules(problem, options, options.ram_bytes, work, second_j):
             trial = Incumbent(problem, replace(options, deadline_s=None))
             if trial.offer(schedule, quick=True) and trial.best is not None:
                 if quickest is None or trial.best.simulation.compute_s < quickest:
                     trial.hide_transfers(quick=True)
-                if seen is not None:
-                    seen(trial.best)
+                if observer is not None:
+                    observer(trial.best)
                 time_s = options.deadline_model.seconds(trial.best.simulation)
                 quickest = time_s if quickest is None else min(quickest, time_s)
             if time.monotonic() > until:
@@ -267,19 +286,19 @@ def _shortest(problem: Problem, options: Options, until: float, seen: Seen | Non
 
 
 def _heuristic_fits(
-    problem: Problem, options: Options, ram_bytes: int, until: float, seen: Seen | None, work: Work
+    problem: Problem, options: Options, ram_bytes: int, until: float, observer: Observer | None, work: Work
 ) -> int | None:
-    """Bytes that the heuristics' schedule for a budget takes.
+    """Return the bytes of the heuristics' schedule for a budget.
 
-    Raises TimeoutError where they had none by `until`, OutOfWorkError where they had none within the work.
+    Raise TimeoutError if they have none by `until`, OutOfWorkError if they have none within the work.
     """
     trial = Incumbent(problem, replace(options, ram_bytes=ram_bytes))
     for schedule in greedy_schedules(problem, options, ram_bytes, work):
         if time.monotonic() > until:
             raise TimeoutError
         if trial.offer(schedule, quick=True) and trial.best is not None:
-            if seen is not None:
-                seen(trial.best)
+            if observer is not None:
+                observer(trial.best)
             return taken_bytes(options, problem, trial.best.simulation, trial.best.arena_bytes)
     if work.over:
         raise OutOfWorkError

@@ -1,4 +1,4 @@
-"""A solve with a word of what would help: where there is no schedule, what binds, and what would be possible."""
+"""Solve with remedies: if there is no schedule, the binding requirements, and what is possible without them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from poetopt.search.solution import Listener, Options, Solution, Status, graded
 
 @dataclass
 class LateAnswer:
-    """Looks at plans that are found for other budgets, deadlines and blocks than those asked for.
+    """Check of plans that are found for other budgets, deadlines and blocks than the requested ones.
 
+    Attributes
+    ----------
     blank
-        What the search for those ended with. Only `unknown` leaves room for a plan: what is proven infeasible in its
-        scope stays that.
+        Solution of the search, without a plan. Only `unknown` leaves room for a plan: a scope that is proven
+        infeasible stays that.
     solution
-        The first plan that keeps all that was asked, as the answer; None: there was none so far.
+        Solution with the first plan that satisfies the requested options; None: there was none so far.
     quickest_s
-        Of all plans that keep what was asked but for the deadline, the time that this bounds.
+        Least time of all plans that satisfy the requested options apart from the deadline, in the deadline's model.
     """
 
     problem: Problem
@@ -44,10 +46,14 @@ class LateAnswer:
     quickest_s: float = math.inf
 
     def see(self, plan: Plan, simulation: Simulation, arena_bytes: int, *, by_rules: bool = False) -> None:
-        """Note a plan of the problem that keeps all that was asked; its bound is what the search for that proved.
+        """Note a plan of the problem; it becomes the solution if it satisfies the requested options.
 
+        Its bound is that of the search for them.
+
+        Parameters
+        ----------
         by_rules
-            Whether the plan was found by the formulation's own rules, in the scope that was asked for.
+            Whether the plan was found by the formulation's own rules, in the requested scope.
         """
         chosen, timeless = formulation(self.options.formulation), replace(self.options, deadline_s=None)
         if not (by_rules or chosen.plans_count):
@@ -56,16 +62,16 @@ class LateAnswer:
         if chosen.refusal(trial) is not None or not within(timeless, self.problem, simulation, arena_bytes):
             return
         self.quickest_s = min(self.quickest_s, self.options.deadline_model.seconds(simulation))
-        open_ = self.solution is None and self.blank.status is Status.UNKNOWN
-        if not open_ or not within(self.options, self.problem, simulation, arena_bytes):
+        is_open = self.solution is None and self.blank.status is Status.UNKNOWN
+        if not is_open or not within(self.options, self.problem, simulation, arena_bytes):
             return
         value = chosen.goal.value(trial)
         objective = self.blank.objective
-        known = self.blank.overhead_bound_j if objective is None else objective.bound
-        bound_j, objective = objective_of(chosen, self.problem, value, None if known is None else min(known, value))
-        took_s = time.monotonic() - self.begin
+        bound = self.blank.overhead_bound_j if objective is None else objective.bound
+        bound_j, objective = objective_of(chosen, self.problem, value, None if bound is None else min(bound, value))
+        elapsed_s = time.monotonic() - self.begin
         plan = lay_out_within(plan, arena_bytes)
-        found = replace(
+        result = replace(
             self.blank,
             status=Status.FEASIBLE,
             plan=plan,
@@ -74,16 +80,16 @@ class LateAnswer:
             overhead_bound_j=bound_j,
             scope_bound=None if self.blank.scope_bound is None else min(self.blank.scope_bound, value),
             objective=objective,
-            reason="found after the time limit, in looking for what would help; more of it may find a better schedule",
-            solve_s=self.blank.solve_s + took_s,
-            total_s=self.blank.total_s + took_s,
-            timing={**self.blank.timing, "remedies": took_s},
+            reason="found after the time limit, in the search for remedies; a longer limit may find a better schedule",
+            solve_s=self.blank.solve_s + elapsed_s,
+            total_s=self.blank.total_s + elapsed_s,
+            timing={**self.blank.timing, "remedies": elapsed_s},
         )
-        self.solution = replace(found, status=graded(found.overhead_gap, self.options.gap))
+        self.solution = replace(result, status=graded(result.overhead_gap, self.options.gap))
 
 
-OVER_SHARE, OVER_S = 0.1, 1.0
-"""The search for remedies ends by this share of the time limit, and this many seconds, after it."""
+OVERTIME_SHARE, OVERTIME_S = 0.1, 1.0
+"""Share of the time limit, and seconds, by which the search for remedies may exceed it."""
 
 
 def solve(
@@ -94,59 +100,60 @@ def solve(
     starts: Sequence[Schedule] = (),
     begin: float | None = None,
 ) -> Solution:
-    """`poetopt.search.search.search`, which has the parameters, with what would help where there is no schedule."""
+    """Solve like `poetopt.search.search.search`, with the same parameters, and add remedies if there is no schedule."""
     begin = time.monotonic() if begin is None else begin
     solution = search(problem, options, listener, starts, begin)
     if solution.plan is not None or solution.interrupted:
         return solution
     try:
-        return _helped(problem, options, solution, begin)
-    except KeyboardInterrupt:  # what is proven stands
+        return _search_remedies(problem, options, solution, begin)
+    except KeyboardInterrupt:  # the proof stands
         return replace(solution, interrupted=True)
 
 
-def _helped(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
-    """`solution`, which has no plan, with what would help; or a plan that fits, where one comes up."""
+def _search_remedies(problem: Problem, options: Options, solution: Solution, begin: float) -> Solution:
+    """Return `solution`, which has no plan, with remedies, or with a plan that they find by chance."""
     answer = LateAnswer(problem, options, solution)
 
-    def seen(candidate: Candidate) -> None:
+    def on_candidate(candidate: Candidate) -> None:
         answer.see(candidate.plan, candidate.simulation, candidate.arena_bytes)
 
-    def watched(tried: Problem, trial: Options) -> Solution:
-        found = search(tried, trial)
-        own = tried is problem  # and not with more storage
-        if own and found.plan is not None and found.simulation is not None and found.arena_bytes is not None:
-            # Rules that are stricter than a plan's hold for a smaller budget alike, but not for other moves or blocks.
-            alike = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
-            answer.see(found.plan, found.simulation, found.arena_bytes, by_rules=alike == options)
-        return found
+    def watched_search(tried_problem: Problem, trial: Options) -> Solution:
+        result = search(tried_problem, trial)
+        is_original = tried_problem is problem  # and not with more storage
+        if is_original and result.plan is not None and result.simulation is not None and result.arena_bytes is not None:
+            # Rules stricter than a plan's also hold within a smaller budget, but not for other moves or blocks.
+            same_rules = replace(trial, ram_bytes=options.ram_bytes, time_limit_s=options.time_limit_s, gap=options.gap)
+            answer.see(result.plan, result.simulation, result.arena_bytes, by_rules=same_rules == options)
+        return result
 
-    # What would help is worth a few seconds, but not the limit that was asked for. Where a block limits something, more
-    # RAM is only half of it.
-    latest = begin + (1 + OVER_SHARE) * options.time_limit_s + OVER_S
-    # What sums refuse is answered at once, and with the same figures each time: by heuristics alone.
+    # Remedies are worth a few seconds, but not the requested limit. If a block limits something, RAM has half of them.
+    latest = begin + (1 + OVERTIME_SHARE) * options.time_limit_s + OVERTIME_S
+    # If sums prove that there is no schedule, heuristics alone answer at once, with the same figures each time.
     chosen = formulation(options.formulation)
-    plain = impossible(problem, options) is not None or chosen.impossible(problem) is not None
-    trials = None if plain and chosen.plans_count else watched
-    spare = latest - time.monotonic()
-    limited = any(block.limits is not None for block in chosen.blocks)
-    for_ram = min(SEARCH_S, max(0.0, spare / 2 if limited else spare))
-    helped = replace(solution, **remedies(problem, options, trials, for_ram, seen))
-    if helped.interrupted or answer.solution is not None:
-        return answer.solution or helped
-    why = explain(problem, options, helped, trials, min(WHY_S, max(0.0, latest - time.monotonic())))
+    is_impossible = impossible(problem, options) is not None or chosen.impossible(problem) is not None
+    trial_search = None if is_impossible and chosen.plans_count else watched_search
+    spare_s = latest - time.monotonic()
+    has_limit = any(block.limits is not None for block in chosen.blocks)
+    ram_s = min(SEARCH_S, max(0.0, spare_s / 2 if has_limit else spare_s))
+    with_remedies = replace(solution, **remedies(problem, options, trial_search, ram_s, on_candidate))
+    if with_remedies.interrupted or answer.solution is not None:
+        return answer.solution or with_remedies
+    findings = explain(problem, options, with_remedies, trial_search, min(WHY_S, max(0.0, latest - time.monotonic())))
     if answer.solution is not None:
         return answer.solution
     return replace(
-        helped,
-        why=why.says,
-        ram_bound_bytes=max(helped.ram_bound_bytes or 0, why.ram_bound_bytes or 0) or None,
-        least_deadline_s=_quickest(options, why.least_deadline_s, helped.least_deadline_s, answer.quickest_s),
-        interrupted=why.interrupted,
+        with_remedies,
+        why=findings.says,
+        ram_bound_bytes=max(with_remedies.ram_bound_bytes or 0, findings.ram_bound_bytes or 0) or None,
+        least_deadline_s=_quickest(
+            options, findings.least_deadline_s, with_remedies.least_deadline_s, answer.quickest_s
+        ),
+        interrupted=findings.interrupted,
     )
 
 
 def _quickest(options: Options, *known_s: float | None) -> float | None:
-    """The shortest deadline of all that some plan keeps; None where no deadline was asked for, or none is known."""
-    found = [seconds for seconds in known_s if seconds is not None and seconds < math.inf]
-    return min(found, default=None) if options.deadline_s is not None else None
+    """Return the shortest known feasible deadline; None if there is none, or no deadline was requested."""
+    feasible_s = [seconds for seconds in known_s if seconds is not None and seconds < math.inf]
+    return min(feasible_s, default=None) if options.deadline_s is not None else None

@@ -1,7 +1,8 @@
-"""A solve among many: where a user wants one answer, an interrupt means the best so far; where many, it means stop.
+"""Solve as one of several: an interrupt ends the whole task, not just the solve.
 
-Whoever solves more than once for one answer (fronts, comparisons, sweeps, sensitivities, checks) calls `solve_whole`,
-so that Ctrl-C ends all of it and no result was cut short by it.
+A user who waits for one solution gets the best one so far at an interrupt. Fronts, comparisons, sweeps, sensitivities
+and checks solve several times. They call `solve_whole`, so that Ctrl-C ends the task, and none of its results is
+incomplete.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ def solve_whole(
     starts: Sequence[Schedule] = (),
     helped: bool = True,
 ) -> Solution:
-    """`poetopt.search.diagnosis.solve.solve`, but for Ctrl-C: raises KeyboardInterrupt, and has no half answer.
+    """Solve like `poetopt.search.diagnosis.solve.solve`, but raise KeyboardInterrupt at Ctrl-C.
 
+    Parameters
+    ----------
     helped
-        Whether what would help is looked for where there is no schedule, which takes longer than many a search.
+        Whether to search for remedies if there is no schedule, which takes longer than many a solve.
     """
     solution = (solve if helped else search)(problem, options, listener, starts=starts)
     if solution.interrupted:

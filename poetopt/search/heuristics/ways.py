@@ -1,4 +1,11 @@
-"""By which way each operator runs in a replay: plain below a threshold, above it by the cheapest variant that fits."""
+"""Variants of runs in a replay, and parameters that stay in RAM.
+
+An operator runs plain below a threshold, and above it in the cheapest variant that fits.
+
+A replay evicts and brings back tensors, but the parameters that are in RAM at the start and the end of a step are
+chosen before. Keeping a parameter saves its page-in and its write-back in each step, for its bytes during all of the
+step.
+"""
 
 from __future__ import annotations
 
@@ -8,77 +15,79 @@ from poetopt.graph.problem import Problem
 from poetopt.plan.schedule import FractionalSchedule
 
 THRESHOLDS = (1.0, 0.8, 0.6, 0.4, 0.25, 0.12)
-"""Of the budget: what a run may take for itself."""
+"""Shares of the budget that a run may take for itself."""
 ALL_PLAIN: Mapping[int, int] = {}
 
 
 class Ways:
-    """The ways of a problem's operators, each operator's ranked by what it costs."""
+    """Variants of a problem's operators, each operator's ranked by its cost."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._streams = problem.paging and any(operator.variants for operator in problem.operators)
         self._ranked = [
-            sorted(problem.ways(k), key=lambda way: (_cost_j(problem, k, way), way))
+            sorted(problem.ways(k), key=lambda variant: (_cost_j(problem, k, variant), variant))
             for k in range(len(problem.operators) if self._streams else 0)
         ]
 
     def within(self, ram_bytes: int) -> Iterator[Mapping[int, int]]:
-        """Ways for all operators, the variant of each that isn't plain; for one threshold after the other, each once.
+        """Yield the variant of each operator that isn't plain, for one threshold after the other, without repetition.
 
+        Parameters
+        ----------
         ram_bytes
-            The budget without what kernels are reserved.
+            Budget without the kernels' reserve.
         """
         if not self._streams:
             yield ALL_PLAIN
             return
-        known: list[Mapping[int, int]] = []
+        yielded: list[Mapping[int, int]] = []
         for share in THRESHOLDS:
-            ways = {k: self._cheapest(k, int(share * ram_bytes)) for k in range(len(self._ranked))}
-            ways = {k: way for k, way in ways.items() if way}
-            if ways not in known:
-                known.append(ways)
-                yield ways
+            variants = {k: self._cheapest(k, int(share * ram_bytes)) for k in range(len(self._ranked))}
+            variants = {k: variant for k, variant in variants.items() if variant}
+            if variants not in yielded:
+                yielded.append(variants)
+                yield variants
 
     def _cheapest(self, k: int, room: int) -> int:
-        """The way of operator k that costs least within so many bytes; the leanest one where none is within."""
+        """Return the cheapest variant of operator k within `room` bytes, or the smallest if none fits."""
         nbytes, ranked = self.problem.working_set_bytes, self._ranked[k]
-        within = (way for way in ranked if nbytes(k, way) <= room)
-        found = next(within, None)
-        return min(ranked, key=lambda way: (nbytes(k, way), way)) if found is None else found
+        fitting = (variant for variant in ranked if nbytes(k, variant) <= room)
+        cheapest = next(fitting, None)
+        return min(ranked, key=lambda variant: (nbytes(k, variant), variant)) if cheapest is None else cheapest
 
-    def more_j(self, ways: Mapping[int, int]) -> float:
-        """The cost of first runs by these ways above plain ones."""
+    def more_j(self, variants: Mapping[int, int]) -> float:
+        """Return the cost of first runs in these variants above plain ones."""
         operators = self.problem.operators
-        return sum(operators[k].variant(way).energy_j - operators[k].energy_j for k, way in ways.items())
+        return sum(operators[k].variant(variant).energy_j - operators[k].energy_j for k, variant in variants.items())
 
 
 def ways_of(problem: Problem, shares: FractionalSchedule) -> Mapping[int, int]:
-    """The way of each operator's first run that a relaxation has most of."""
-    most: dict[int, tuple[float, int]] = {}
-    left: dict[int, float] = {}
+    """Return the variant of each operator's first run with the largest share in a relaxation."""
+    largest: dict[int, tuple[float, int]] = {}
+    plain_share: dict[int, float] = {}
     for (stage, operator, variant), share in sorted(shares.variants.items()):
         if stage == operator:
-            left[operator] = left.get(operator, 1.0) - share
-            most[operator] = max(most.get(operator, (0.0, 0)), (share, variant))
-    return {operator: variant for operator, (share, variant) in most.items() if share > left[operator]}
+            plain_share[operator] = plain_share.get(operator, 1.0) - share
+            largest[operator] = max(largest.get(operator, (0.0, 0)), (share, variant))
+    return {operator: variant for operator, (share, variant) in largest.items() if share > plain_share[operator]}
 
 
 def streamed_out(problem: Problem, ways: Mapping[int, int]) -> frozenset[int]:
-    """The tensors that first runs leave on storage and not in RAM."""
-    return frozenset(i for k, way in ways.items() for i in problem.operators[k].variant(way).streamed_out)
+    """Return the tensors that first runs leave on storage and not in RAM."""
+    return frozenset(i for k, v in ways.items() for i in problem.operators[k].variant(v).streamed_out)
 
 
 def whole_readers(problem: Problem, ways: Mapping[int, int]) -> Sequence[Sequence[int]]:
-    """For each tensor, the operators that read it from RAM when they first run, ascending."""
-    streamed = {(k, i) for k, way in ways.items() for i in problem.operators[k].variant(way).streamed_in}
+    """Return for each tensor the operators that read it from RAM when they first run, ascending."""
+    streamed = {(k, i) for k, v in ways.items() for i in problem.operators[k].variant(v).streamed_in}
     return [[k for k in readers if (k, i) not in streamed] for i, readers in enumerate(problem.readers)]
 
 
-def _cost_j(problem: Problem, k: int, way: int) -> float:
-    """The cost of a run with the transfers around it, if parameters come and go for it alone."""
+def _cost_j(problem: Problem, k: int, v: int) -> float:
+    """Return the cost of a run with its transfers, if parameters are paged for it alone."""
     operator, tensors = problem.operators[k], problem.tensors
-    variant = operator.variant(way)
+    variant = operator.variant(v)
     cost = variant.energy_j
     for i in operator.inputs:
         streamed = i in variant.streamed_in
@@ -90,53 +99,54 @@ def _cost_j(problem: Problem, k: int, way: int) -> float:
     return cost + sum(tensors[i].page_in_j for i in variant.streamed_out if i in operator.outputs)
 
 
-# Which parameters stay in RAM from one step to the next: sets to begin a replay with.
-#
-# A replay evicts and brings back, but what is there when the step begins, and has to be there when it ends, is chosen
-# before. Keeping a parameter saves its page-in and its write-back in each step, for its bytes in all of the step.
-
-SHARES = (0.0, 0.9, 0.6, 0.3)
-"""Of the room beside the largest working set, how much is given to parameters that stay."""
-MOSTLY = 0.5
-"""A relaxation that keeps more than this share of a parameter from step to step keeps it."""
+LASTING_SHARES = (0.0, 0.9, 0.6, 0.3)
+"""Shares of the room beside the largest working set for parameters that stay."""
+MIN_KEPT_SHARE = 0.5
+"""Share from step to step above which a parameter of a relaxation stays."""
 
 
-def able(problem: Problem, away: frozenset[int] = frozenset()) -> list[int]:
-    """The tensors whose home is storage and that may stay in RAM: what storage holds, unless a new step brings it.
+def may_last(problem: Problem, away: frozenset[int] = frozenset()) -> list[int]:
+    """Return the tensors on storage that may stay in RAM from step to step, unless each step brings them anew.
 
+    Parameters
+    ----------
     away
-        Those that a run leaves on storage alone.
+        Tensors that a run leaves on storage alone.
     """
-    held = problem.tensors
-    return [i for i in problem.stored_at_start if held[i].may_stay and problem.readers[i] and i not in away]
+    tensors = problem.tensors
+    return [i for i in problem.stored_at_start if tensors[i].may_stay and problem.readers[i] and i not in away]
 
 
 def lasting_sets(problem: Problem, ram_bytes: int, away: frozenset[int] = frozenset()) -> Iterator[Problem]:
-    """`problem` with more or fewer of its parameters in RAM from step to step; itself where it has none on storage.
+    """Yield `problem` with more or fewer of its parameters in RAM from step to step.
 
+    It is yielded unchanged if it has none on storage.
+
+    Parameters
+    ----------
     ram_bytes
-        The budget without what kernels are reserved.
+        Budget without the kernels' reserve.
     away
-        The tensors that runs leave on storage alone.
+        Tensors that runs leave on storage alone.
     """
-    stored = able(problem, away)
+    may_stay = may_last(problem, away)
     room = ram_bytes + problem.reserve_bytes - problem.least_ram_bytes
 
     def saved_j(i: int) -> float:
-        held = problem.tensors[i]
-        return held.page_in_j + (held.page_out_j if held.updated else 0.0)
+        tensor = problem.tensors[i]
+        return tensor.page_in_j + (tensor.page_out_j if tensor.updated else 0.0)
 
-    order = sorted(stored, key=lambda i: (-saved_j(i) / max(problem.tensors[i].nbytes, 1), i))
-    for share in SHARES if stored else SHARES[:1]:
-        kept, left = [], int(share * room)
+    order = sorted(may_stay, key=lambda i: (-saved_j(i) / max(problem.tensors[i].nbytes, 1), i))
+    for share in LASTING_SHARES if may_stay else LASTING_SHARES[:1]:
+        kept, bytes_left = [], int(share * room)
         for i in order:
-            if problem.tensors[i].nbytes <= left:
+            if problem.tensors[i].nbytes <= bytes_left:
                 kept.append(i)
-                left -= problem.tensors[i].nbytes
+                bytes_left -= problem.tensors[i].nbytes
         yield problem.keeping(kept)
 
 
 def lasting_of(problem: Problem, shares: FractionalSchedule, away: frozenset[int] = frozenset()) -> Problem:
-    """`problem` with those parameters in RAM from step to step that a relaxation keeps there, none of them `away`."""
+    """Return `problem` with those parameters, not `away`, in RAM from step to step that a relaxation keeps there."""
     last = len(problem.operators) - 1
-    return problem.keeping(i for i in able(problem, away) if shares.kept[i, last] > MOSTLY)
+    return problem.keeping(i for i in may_last(problem, away) if shares.kept[i, last] > MIN_KEPT_SHARE)

@@ -197,7 +197,7 @@ def test_rows_that_came_after_the_last_solve_leave_its_bound() -> None:
 def test_a_variable_without_a_bound_proves_nothing_where_it_would_pay() -> None:
     open_ended = replace(proof([2.0, -1.0]), upper=[1.0, math.inf])
     assert exact_bound(open_ended) == Fraction(7, 4)
-    with pytest.raises(FormulationError, match="give the block's variables bounds"):
+    with pytest.raises(FormulationError, match="Give the variables of your block bounds"):
         exact_bound(replace(open_ended, multipliers=[2.1, -1.0]))
 
 

@@ -40,7 +40,7 @@ def infeasible(seed: int, **asked: object) -> tuple[Problem, Options]:
 def test_no_paging_is_named_with_what_it_costs(seed: int) -> None:
     problem, options = infeasible(seed, paging=False)
     solution = solve(problem, options)
-    assert any(text.startswith("without --no-paging a schedule exists (") for text in solution.why), solution.why
+    assert any(text.startswith("without the ban on paging a schedule exists (") for text in solution.why), solution.why
     assert solution.least_ram_bytes is not None
     assert solution.least_ram_bytes > options.ram_bytes
 
@@ -71,7 +71,7 @@ def test_blocks_are_named() -> None:
             break
     said = " ".join(solution.why)
     assert "the block flash_wear (at most 0 B written to storage a step)" in said
-    assert "without --no-remat" in said or "--no-remat" not in said
+    assert "without the ban on recomputation" in said or "ban on recomputation" not in said
 
 
 def test_nothing_is_promised_where_energy_is_short() -> None:

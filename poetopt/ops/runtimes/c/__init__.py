@@ -16,21 +16,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.graph import VIEW_OPS, Node, Operator, Tensor, TrainingGraph
 from poetopt.ops.runtimes.c import windows
 from poetopt.ops.runtimes.c.kernel import ALIGNMENT, WORD_BYTES
 from poetopt.ops.runtimes.c.steps import as_run, call_of, kernel_for, layout, reason, version
 from poetopt.ops.runtimes.c.variants import READ_BYTES, StreamCandidate, StreamWays
-from poetopt.ops.runtimes.contract import InnerLayout, Operands, Runtime, RuntimeVariant
+from poetopt.ops.runtimes.contract import STORED, InnerLayout, Operands, Runtime, RuntimeVariant
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from poetopt.graph import Array
-
-
-STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
-"""The roles of what begins on storage, where it isn't in RAM for good."""
 
 
 def names_of(operator: Operator) -> tuple[str, ...]:

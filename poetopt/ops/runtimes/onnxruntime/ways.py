@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from poetopt.graph import VIEW_OPS, Node, Operator, Role, Tensor
 from poetopt.ops.nodes import is_inner_view
-from poetopt.ops.runtimes.contract import InnerLayout, NodeKernels, RuntimeVariant
+from poetopt.ops.runtimes.contract import STORED, InnerLayout, NodeKernels, RuntimeVariant
 from poetopt.ops.runtimes.onnxruntime.axes import reads_rows, row_range
 from poetopt.ops.runtimes.onnxruntime.loops import HOLD, SliceLoop, held, hold, loops, moved, once_used
 from poetopt.ops.runtimes.sliced import FETCH_ROWS, Sliced, fetch_rows, fetch_run, put_rows, run_window
@@ -158,8 +158,6 @@ MOST = 4
 """Ways of an operator."""
 READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
 """What an SD card reads and writes while one of its transfers begins, about."""
-STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
-"""The roles of what begins on storage, where it isn't in RAM for good."""
 
 
 @dataclass(frozen=True)
