@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -20,16 +19,7 @@ from poetopt.search.solution import Options, Status
 from poetopt.util.errors import NoScheduleError, PlanError
 from tests.formulations.retention.test_streaming import tight_with_variants
 from tests.seeds import seeds
-from tests.support.problems import random_few
 from tests.support.small import filled
-
-
-def small_storage(seed: int) -> tuple[Problem, int]:
-    """A tight problem on a storage of a few blocks."""
-    rng = random.Random(seed)
-    problem, ram_bytes = random_few(rng)
-    block = rng.choice((1, 2, 4))
-    return replace(problem, storage_bytes=rng.randint(0, 8), storage_block_bytes=block), ram_bytes
 
 
 @pytest.mark.parametrize("seed", seeds(200))

@@ -14,15 +14,7 @@ from poetopt.plan.normalize import normalize
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import plan_transfers
 from tests.seeds import seeds
-from tests.support.problems import random_few, random_plan, random_problem, steps
-
-
-def waking(seed: int) -> tuple[Problem, int]:
-    """A tight problem of few tensors on a device whose storage costs energy to wake."""
-    rng = random.Random(seed)
-    problem, ram_bytes = random_few(rng)
-    times = tuple(replace(operator, time_s=max(operator.time_s, 0.5)) for operator in problem.operators)
-    return replace(problem, operators=times, wake_j=rng.choice((0.5, 1.0, 3.0))), ram_bytes
+from tests.support.problems import random_plan, random_problem, steps
 
 
 def pages(*, dma: bool) -> Problem:

@@ -1,25 +1,17 @@
-"""Parameters with their home on storage, also under limits: optima against exhaustive searches."""
+"""Parameters with their home on storage: optima against exhaustive searches."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
 from poetopt.formulations import formulation
-from poetopt.formulations.block import Limits
-from poetopt.formulations.retention.enumeration import retention_space
 from poetopt.graph.problem import Problem
-from poetopt.plan.instructions import Action, Plan
-from poetopt.plan.simulate import simulate
-from poetopt.plan.transfers import plan_transfers
 from poetopt.search.diagnosis.solve import solve
 from poetopt.search.search import search
 from poetopt.search.solution import Options, Solution, Status
 from poetopt.testing.block import held as at_schedule
-from poetopt.testing.exhaustive import FEW_DECISIONS, Tried, decisions, valid
 from tests.seeds import seeds, some
 from tests.support.bruteforce import stage_optimum
 from tests.support.closed import closed
@@ -83,51 +75,3 @@ def test_the_best_of_algorithm_1_is_a_point_on_a_full_storage() -> None:
             assert found.objective == pytest.approx(known.overhead_j, abs=TOLERANCE)
             compared += hasattr(chosen.build(case.problem, ram_bytes=case.ram_bytes), "capacity")
     assert compared
-
-
-STORED_LIMITS_TOLERANCE = 1e-6
-SEEDS = some(range(150), 5)
-
-
-def small(seed: int, *, dma: bool = False) -> Iterator[tuple[random.Random, Problem, int]]:
-    """Steps with parameters and few decisions, and budgets for them."""
-    rng = random.Random(1000 * seed + 7)
-    while True:
-        problem, ram_bytes = tight_with_parameters(rng, forward=rng.choice((1, 2, 2)), dma=dma)
-        space = retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True)
-        if sum(map(len, decisions(space))) <= FEW_DECISIONS:
-            yield rng, problem, ram_bytes
-
-
-def every(problem: Problem, ram_bytes: int) -> Tried:
-    """All schedules that keep the RAM, simulated."""
-    return valid(retention_space(problem, Limits(ram_bytes=ram_bytes), "full", True, True), ram_bytes)
-
-
-def solved(problem: Problem, ram_bytes: int, **more: object) -> Solution:
-    options = Options(ram_bytes=ram_bytes, scope="full", gap=0.0, threads=1, time_limit_s=60)
-    return solve(problem, replace(options, **more))  # type: ignore[arg-type]
-
-
-def held(found: Solution, least: float | None, *, exact: bool) -> None:
-    """Whether an answer agrees with the least overhead of all schedules that keep the limits; `exact`: is it."""
-    if least is None:
-        assert not exact or found.status is Status.INFEASIBLE
-        return
-    assert found.status is not Status.INFEASIBLE, least
-    assert found.scope_bound_j is not None
-    assert found.scope_bound_j <= least + STORED_LIMITS_TOLERANCE
-    if exact:
-        assert found.scope_bound_j == pytest.approx(least, abs=STORED_LIMITS_TOLERANCE)
-    if found.simulation is not None and closed(found):
-        assert found.simulation.overhead_j <= least + STORED_LIMITS_TOLERANCE
-
-
-def early(plan: Plan, ram_bytes: int) -> float:
-    """When the plan is over with its transfers queued as early as is found."""
-    return simulate(plan_transfers(plan, ram_bytes), ram_bytes=ram_bytes).makespan_s
-
-
-def written_bytes(plan: Plan) -> int:
-    """What a step writes to storage."""
-    return plan.problem.nbytes([step.target for step in plan.instructions if step.action is Action.PAGE_OUT])

@@ -17,8 +17,9 @@ from poetopt.graph import Graph
 from poetopt.util.errors import ModelError
 from poetopt.util.notes import important
 from tests.support.autodiff.oracle import run as run_graph
+from tests.support.each import each
 from tests.support.frontends import floats, model_of, run
-from tests.support.kinds import Array, kind, node
+from tests.support.kinds import KINDS, Array, Kind, kind, node
 
 SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
 
@@ -136,6 +137,13 @@ def test_a_first_state_is_data(op: str) -> None:
     assert graph.trained == ("w", "r", "k")
     assert left(graph) == states
     assert set(load_onnx(model, train="w, ?0").trained) == {"w", *states}
+
+
+@each("found", KINDS.values())
+def test_what_is_trained_is_the_same_in_nodes_and_in_initializers(found: Kind) -> None:
+    """As Paddle, CNTK, Keras, MATLAB, tf2onnx and scikit-learn write their networks."""
+    stored, in_nodes = load_onnx(found.model()), load_onnx(found.model(in_nodes=found.weights))
+    assert set(stored.trained) == set(in_nodes.trained) == found.trained
 
 
 def normalized(in_nodes: set[str], scale: float = 1.0) -> onnx.ModelProto:

@@ -22,7 +22,7 @@ from poetopt.backends.step.region import ResidentRegion, slots
 from poetopt.backends.step.storage import PageFile
 from poetopt.devices import device
 from poetopt.devices.cost import cost
-from poetopt.graph import Node, Operator, Role, Tensor, TrainingGraph
+from poetopt.graph import TrainingGraph
 from poetopt.graph.problem import Problem
 from poetopt.ops.op import ops
 from poetopt.ops.runtimes.onnxruntime import runtime
@@ -183,10 +183,3 @@ def test_two_tensors_and_a_slice_are_enough() -> None:
     assert all(taking.operators[k].backward for k in taken)
     plan = plan_of(taking, Schedule())
     assert simulate(plan).peak_bytes <= simulate(plan_of(plain, Schedule())).peak_bytes
-
-
-def operator(*nodes: Node, shape: tuple[int, ...] = (8, 64, 128)) -> tuple[Operator, dict[str, Tensor]]:
-    """An operator of x and dy, with dx for its output, all of one shape."""
-    names = {name for node in nodes for name in (*node.inputs, *node.outputs)}
-    tensors = {name: Tensor(name, shape, "float32", Role.GRADIENT) for name in names}
-    return Operator("op", "Op", nodes, ("dy", "x"), ("dx",), backward=True), tensors

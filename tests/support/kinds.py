@@ -43,25 +43,6 @@ class Kind:
         return model_of([*first, *self.nodes], {"x": self.shape}, ["y"], stored, opset=self.opset)
 
 
-def double(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The same network in float64."""
-    found = onnx.ModelProto()
-    found.CopyFrom(model)
-    held = [*found.graph.initializer, *(a.t for n in found.graph.node for a in n.attribute if a.name == "value")]
-    for tensor in held:
-        if tensor.data_type == TensorProto.FLOAT:
-            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
-    for info in found.graph.input:
-        info.type.tensor_type.elem_type = TensorProto.DOUBLE
-    del found.graph.output[:]
-    found.graph.output.append(helper.make_tensor_value_info("y", TensorProto.DOUBLE, None))
-    for node in found.graph.node:
-        for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.DOUBLE
-    return found
-
-
 def node(op: str, inputs: str, output: str, **attributes: Any) -> NodeProto:
     """A node that reads names separated by blanks."""
     return helper.make_node(op, inputs.split(), [output], **attributes)

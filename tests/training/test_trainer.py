@@ -343,7 +343,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"momentum": 0.9},
         r"--momentum 0\.9: the plan's optimizer is none \(plain descent\), which has lr; solve",
     ),
-    ("sgd", {"seed": -1}, "--seed -1: must be 0 or more"),
+    ("sgd", {"seed": -1}, "--seed -1: must be at least 0"),
     *(
         ("sgd", {"lr_schedule": text}, f"--lr-schedule {text}: must be constant, cosine, or step:EPOCHS:FACTOR")
         for text in ("", "linear", "step", "step:0:0.1", "step:3", "step:1:nan", "cosine:3", "step:1:0.1:2")

@@ -50,14 +50,13 @@ from typing import Any
 
 import numpy as np
 import pyomo.core as pyo
-from pyomo.core.expr.numeric_expr import LinearExpression
 
 from poetopt.formulations.block import Block, PyomoBlock, PyomoRow, equation
 from poetopt.formulations.figures import more_room
 from poetopt.formulations.retention.instant import Instant
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.retention.symbols import Symbols
-from poetopt.formulations.rows import Floats, PointLike, Row
+from poetopt.formulations.rows import Floats, PointLike, Row, linear, total
 
 ACTIVE = 1e-3
 """A recomputation below this value opens no intra-stage row."""
@@ -72,40 +71,27 @@ def _build(block: PyomoBlock) -> None:
     block.again = list(model.recompute.r.values())
     block.streamed = list(model.streaming.y.values()) if space.streams else []
     block.back = list(model.paging.p.values()) if space.paging else []
-    unit = space.memory_unit
-    budget = space.room_bytes
-    size = (space.tensor_bytes[space.point_tensor] / unit).tolist()
+    unit, B, W = space.memory_unit, space.room_bytes, space.working_set_bytes.tolist()
+    m = (space.tensor_bytes[space.point_tensor] / unit).tolist()
     spanning = _spanning(space)
     own_ways = _own_ways(block, space)
     more = more_room(model)
 
-    def stage_row(_: PyomoBlock, t: int) -> PyomoRow:
-        variables = [k[e] for e in spanning[t]]
-        coefficients = [size[e] for e in spanning[t]]
-        for e in space.beyond(t):
-            variables.append(k[e])
-            coefficients.append(size[e])
-        room = (budget - float(space.working_set_bytes[t])) / unit
-        if t in own_ways:
-            saved, ways, less = own_ways[t]
-            variables += ways
-            coefficients += [nbytes / unit for nbytes in less]
-            room += saved / unit
-        if space.limits.open and not variables and k:
-            variables, coefficients = [k[0]], [0.0]  # a row all the same: a lower budget may break it
-        if sum(c for c in coefficients if c > 0) <= room and not (space.limits.open and variables):
+    def stage_row(t: int) -> PyomoRow:
+        saved, ways = own_ways.get(t, (0.0, []))
+        live = [*((m[e], k[e]) for e in (*spanning[t], *space.beyond(t))), *ways]
+        room = (B - W[t]) / unit + saved
+        if space.limits.open and not live and k:
+            live = [(0.0, k[0])]  # a row all the same: a lower budget may break it
+        if sum(c for c, _ in live if c > 0) <= room and not (space.limits.open and live):
             return pyo.Constraint.Skip
-        if not variables:
-            return pyo.Constraint.Infeasible
-        return LinearExpression(linear_coefs=coefficients, linear_vars=variables) <= room + more
+        return linear([total(live)]) <= room + more if live else pyo.Constraint.Infeasible
 
     block.spanning = spanning
     block.found = []
     block.sized = {}
-    block.stage = pyo.Constraint(
-        model.stages,
-        rule=stage_row,
-        doc="(1g) what is live while the stage's own operator runs fits the budget [memory_unit]",
+    block.stage = equation(
+        model.stages, stage_row, "(1g) what is live while the stage's own operator runs fits the budget [memory_unit]"
     )
     if space.streams:
         block.start = pyo.Constraint(
@@ -116,23 +102,22 @@ def _build(block: PyomoBlock) -> None:
 def _start_row(space: RetentionSpace, k: list[Any]) -> PyomoRow:
     """The row on what begins in RAM, with what stays there from the step before: the first operator may stream it."""
     kept = np.flatnonzero(space.wrapped).tolist()
-    size = space.tensor_bytes[space.point_tensor]
+    m = space.tensor_bytes[space.point_tensor].tolist()
     room = space.room_bytes - float(space.tensor_bytes[list(space.problem.at_start)].sum())
-    if not kept or size[kept].sum() <= room:
+    if not kept or sum(m[e] for e in kept) <= room:
         return pyo.Constraint.Skip
-    coefficients = (size[kept] / space.memory_unit).tolist()
-    return LinearExpression(linear_coefs=coefficients, linear_vars=[k[e] for e in kept]) <= room / space.memory_unit
+    return linear([total((m[e], k[e]) for e in kept)], space.memory_unit) <= room / space.memory_unit
 
 
-def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float, list[Any], list[float]]]:
-    """Stage -> what its row has less than a plain run takes, as a constant; and terms for what its ways take, in bytes.
+def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float, list[tuple[float, Any]]]]:
+    """Stage -> what its row has less than a plain run takes, as a constant; and terms for what its ways take.
 
     Also makes `held`: whether a tensor that the run may stream is in RAM meanwhile, as it is read there or kept on.
     """
     if not space.streams:
         return {}
     s = Symbols(block.model())
-    y, pairs = s.y, space.held
+    y, pairs, unit = s.y, space.held, space.memory_unit
     block.held_pairs = pyo.Set(
         initialize=pairs, dimen=2, doc="(i, t): operator t may stream tensor i, which may be kept beyond"
     )
@@ -148,19 +133,19 @@ def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float
         lambda i, t: held[i, t] >= s.k[s.after[i, t]],
         "what is kept beyond is in RAM",
     )
-    found: dict[int, tuple[float, list[Any], list[float]]] = {}
+    found: dict[int, tuple[float, list[tuple[float, Any]]]] = {}
     for t in range(len(space.problem.operators)):
         own = space.streams_of.get((t, t), [])
         if not own:
             continue
         weight = dict.fromkeys(own, 0.0)
-        terms: list[tuple[Any, float]] = []
+        kept: list[tuple[float, Any]] = []
         saved = 0.0
         for i in sorted({i for n in own for i in space.stream_ways[n].streamed_in}):
             size = float(space.tensor_bytes[i])
             if (i, t) in held:
                 saved += size
-                terms.append((held[i, t], size))
+                kept.append((size / unit, held[i, t]))
                 continue
             for n in space.streamed_in[i, t, t]:
                 weight[n] -= size
@@ -168,8 +153,7 @@ def _own_ways(block: PyomoBlock, space: RetentionSpace) -> dict[int, tuple[float
             way = space.stream_ways[n]
             weight[n] -= sum(float(space.tensor_bytes[i]) for i in way.streamed_out if i not in way.streamed_in)
             weight[n] += space.stream_workspace_bytes[n] - float(space.workspace_bytes[t])
-        terms += [(y[n], nbytes) for n, nbytes in weight.items()]
-        found[t] = saved, [variable for variable, _ in terms], [nbytes for _, nbytes in terms]
+        found[t] = saved / unit, [*kept, *((nbytes / unit, y[n]) for n, nbytes in weight.items())]
     return found
 
 

@@ -106,9 +106,9 @@ def certify(problem: Problem, options: Options, scope: str, *, claimed_j: float 
             if best is None:
                 raise
             break
-        has_gained = best is None or gained(best.bound_j, relaxation.bound_j, goal_j)
+        improves = best is None or gained(best.bound_j, relaxation.bound_j, goal_j)
         best = relaxation if best is None or relaxation.bound_j > best.bound_j else best
-        if best.bound_j >= goal_j or not has_gained:
+        if best.bound_j >= goal_j or not improves:
             break
     assert best is not None
     bound_j, n_nodes = best.bound_j, 0

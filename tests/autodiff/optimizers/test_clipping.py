@@ -39,7 +39,6 @@ from tests.test_micro_batches import tight
 
 torch = later("torch")
 COUNT = 6
-PAGES = (Action.PAGE_OUT, Action.PAGE_IN)
 
 
 def clipped(dtype: str, optimizer: str, bound: float) -> TrainingGraph:

@@ -159,6 +159,3 @@ def test_a_third_partys_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         backend("their-broken")
     with pytest.raises(BackendUnavailableError, match="their-highs"):
         backend("their-high")
-
-
-NEAR = 1e-6

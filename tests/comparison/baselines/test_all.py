@@ -79,5 +79,5 @@ def test_methods_of_other_packages() -> None:
         rows = {row.method: row.energy_j for row in po.compare(problem, ram=[room], methods=asked).rows}
         assert rows["theirs"] == rows["dtr"]
     assert [row.method for row in po.compare(problem, ram=[room], methods=theirs).rows] == ["theirs"]
-    with pytest.raises(OptionError, match="not a NoneType"):
+    with pytest.raises(OptionError, match="must be a text or a Baseline"):
         po.compare(problem, ram=[room], methods=[None])  # type: ignore[list-item]
