@@ -53,8 +53,8 @@ def scale_of(
 ) -> tuple[dict[str, Tensor], Operator]:
     """Return the common factor of all gradients, in each of `types`, and the operator that writes it."""
     draft = builder.operator(SCALE, SCALE, recomputable=False, role=Role.HYPERPARAMETER)
-    dtype = "float64" if any(found.dtype == "float64" for found in squares) else "float32"
-    partial_sums = [draft.cast(found, dtype) for found in squares]
+    dtype = "float64" if any(one.dtype == "float64" for one in squares) else "float32"
+    partial_sums = [draft.cast(one, dtype) for one in squares]
     while len(partial_sums) > 1:
         partial_sums = [
             draft.node("Sum", partial_sums[k : k + TERMS], (), dtype) for k in range(0, len(partial_sums), TERMS)
@@ -62,10 +62,10 @@ def scale_of(
     norm = draft.unary("Sqrt", draft.cast(partial_sums[0], "float64"))
     # torch adds 1e-6 to the norm
     largest_scale = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
-    found = {
+    scales = {
         dtype: draft.binary("Min", draft.cast(largest_scale, dtype), builder.scalar(1.0, dtype)) for dtype in types
     }
-    return found, finish(draft, [tensor.name for tensor in found.values()], {})
+    return scales, finish(draft, [tensor.name for tensor in scales.values()], {})
 
 
 def _sum_of_squares(draft: OperatorBuilder, x: Tensor, first: int) -> Tensor:
