@@ -10,11 +10,11 @@ EXTRAS  := test,plot,dask,cbc,gurobi,scip,device,quantize,docs,tensorboard
 PYTEST_FLAGS ?= -n auto --dist worksteal
 IN_C    := tests/backends/c tests/cli/test_train_on.py tests/ops/runtimes/test_c.py tests/ops/test_streamed.py \
            tests/testing/test_kernel.py
-IN_TORCH := test,plot,dask,device,quantize,torch
+IN_TORCH := test,plot,dask,device,quantize,docs,torch
 OUT     := build/demo
 MODEL   := resnet18-cifar
 
-.PHONY: demo test coverage zig torch guard lint bench docs lowest pythons tour extension types clean
+.PHONY: demo test coverage zig torch torch-environment guard lint bench docs lowest pythons tour extension types clean
 
 demo: $(READY)
 	@mkdir -p $(OUT)
@@ -35,12 +35,14 @@ zig: $(TESTED)
 	PATH='$(CURDIR)/$(BIN)' $(BIN)/python -m pytest $(PYTEST_FLAGS) --present packages $(IN_C)
 
 # The tests that import torch, with the newest that there is, in build/torch. None of them may skip for want of it.
-torch: $(TESTED)
+torch: torch-environment
+	build/torch/bin/python -m pytest $(PYTEST_FLAGS) --present packages --present torch -m torch
+
+torch-environment: $(TESTED)
 	@[ -x build/torch/bin/python ] || $(BIN)/python -m venv build/torch
 	build/torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
 	build/torch/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation \
 	  --upgrade -e '.[$(IN_TORCH)]' torch scikit-learn
-	build/torch/bin/python -m pytest $(PYTEST_FLAGS) --present packages --present torch -m torch
 
 # Twelve small cells of the solver, held to their optima and gaps: a minute.
 guard: $(TESTED)
@@ -57,9 +59,11 @@ bench: $(TESTED)
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) --seeds all
 	$(BIN)/python -m benchmarks.solve --output benchmarks/results/solve.md
 
-# The pages in build/docs, with every notebook executed anew; a warning is an error. Nothing is fetched.
+# The pages in build/docs, with every notebook executed anew; a warning is an error. Two notebooks import torch: the
+# environment is that of `make torch`, and nothing else is fetched.
 docs: $(TESTED)
-	$(BIN)/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
+	@build/torch/bin/python -c 'import torch, sphinx' 2>/dev/null || $(MAKE) torch-environment
+	build/torch/bin/python -m sphinx -W --keep-going -q -E -j 2 -b html -d build/doctrees docs build/docs
 	@echo 'build/docs/index.html'
 
 # Installs poetopt and docs/examples/extension as wheels into a fresh environment, and runs the extension's tests there.

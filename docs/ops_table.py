@@ -7,6 +7,7 @@ What backward reads and its workspace are taken from the operators that the rule
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -32,27 +33,35 @@ from tests.support.autodiff.table import ROWS  # noqa: E402
 HEAD = """\
 # Operators with a gradient rule
 
-Written by `docs/ops_table.py` from the registry; a test holds that it lists every rule.
+Training can go through every operator of this table. `docs/ops_table.py` writes the
+page from the registry, and a test checks that it lists every rule.
 
-- *Since*: the opset from which a rule is valid. Files from opset 9 on are converted to 16 or later first.
-- *Reads*: what backward operators read of the forward operator, besides the gradients of the outputs, in the rows of
-  `tests/support/autodiff/table.py`: i0, i1, ... inputs, y0, y1, ... outputs, + what the forward operator writes in addition for them. Where
-  there are two answers, it is the one that the backward pass of the graph reads anyway.
-- *Workspace*: the most that one operator's temporaries take, in multiples of the largest tensor that the forward operator reads or
-  writes (these are small, and buffers are rounded up to 64 bytes). What kernels allocate themselves is in `poetopt/ops/runtimes/onnxruntime/kernels.py`.
-- *Errors*: the worst, relative to the larger of the gradient's norm and one, in float64: against finite differences over
-  the rows and {examples} random configurations (shapes, attributes, broadcasting).
+- *Since*: the opset from which a rule is valid. Files from opset 9 on are converted to
+  16 or later first.
+- *Reads*: the tensors of the forward operator that its backward operators read, besides
+  the gradients of the outputs. i0, i1, ... are inputs, y0, y1, ... outputs; + marks an
+  additional output that the forward operator writes for them. After *or* stands the set
+  that is read if the graph's backward pass reads those tensors anyway. The cases are
+  the rows of `tests/support/autodiff/table.py`.
+- *Workspace*: the most that the temporaries of one operator take, in multiples of the
+  largest tensor that the forward operator reads or writes. (These tensors are small,
+  and buffers are rounded up to 64 bytes.) The memory that kernels allocate is in
+  `poetopt/ops/runtimes/onnxruntime/kernels.py`.
+- *Finite differences*: the worst error against them in float64, relative to the larger
+  of the gradient's norm and one. It covers the rows and {examples} random
+  configurations (shapes, attributes, broadcasting).
 
 | op | since | rule | reads | workspace | finite differences |
 |---|---|---|---|---|---|
-"""  # noqa: E501
+"""
 
 REGIONS = """
 ## Composite regions and quantizers
 
-Nodes that exporters write in place of one op, recognised by their values or structure (`poetopt.autodiff.regions`);
-held against the same network without regions by `tests/autodiff/test_regions.py`. QuantizeLinear and
-DequantizeLinear stand here as they are for `--with straight-through` (`poetopt.autodiff.quantization`).
+Exporters write several nodes in place of one op. poetopt recognises them by their
+values or structure (`poetopt.autodiff.regions`). `tests/autodiff/test_regions.py`
+compares them with the same network without regions. QuantizeLinear and DequantizeLinear
+have the rules of `--with straight-through` (`poetopt.autodiff.quantization`).
 
 | region | rule |
 |---|---|
@@ -62,10 +71,13 @@ DequantizeLinear stand here as they are for `--with straight-through` (`poetopt.
 RECURRENT = """
 ## Recurrent layers
 
-LSTM, GRU and RNN, of one direction or two, with sequences that end early, on these activations: {names}.
-Names may be in any case for LSTM and GRU, and are as ONNX writes them for RNN, since onnxruntime takes them so. Alphas
-and betas that aren't given are onnxruntime's (`poetopt.ops.recurrent.steps`). Refused are other
-activations, each by its name, peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than
+LSTM, GRU and RNN have rules in one direction or two, also with sequences that end early.
+{activations}
+
+LSTM and GRU take these names in any case. RNN takes them only as ONNX writes them, as
+onnxruntime does. Missing alphas and betas have onnxruntime's values
+(`poetopt.ops.recurrent.steps`). Refused are other activations, each by its name,
+peepholes, clipping (`clip`), coupled gates (`input_forget`), `layout` 1, and more than
 4,096 steps.
 """
 
@@ -73,24 +85,39 @@ activations, each by its name, peepholes, clipping (`clip`), coupled gates (`inp
 QUANTIZED = """
 ## Quantized weights
 
-A weight of two axes or more that the file stores as integers (int8, uint8, int16, uint16; int4 and uint4 from opset 21 on;
-one scale, one for each channel, or one for each block) and that nobody trains keeps its type on storage, in flash and in RAM.
-What reads it dequantizes it, each time that it runs: in C a product or a convolution does so a few columns or channels at
-a time, and on onnxruntime what streams a weight from storage (of 2 MiB or more) chunk by chunk; elsewhere the floats are there while it runs. Gradients pass to the layer's input by the same floats, bit for bit, and none to
-integers, scales and zero points; to train such a weight, give the file from before quantization. Biases are folded to floats.
+A weight may be stored as integers: int8, uint8, int16, uint16; int4 and uint4 from
+opset 21 on; with one scale, one for each channel, or one for each block. If it has two
+axes or more and isn't trained, it keeps this type on storage, in flash and in RAM. Its
+readers dequantize it each time that they run.
 
-`MatMulNBits` and `GatherBlockQuantized` (4 and 8 bits) are read into this form, a Transpose of a weight goes to its
-integers, and of a table rows are picked first. Sessions run without onnxruntime's optimizations: these
-would multiply in eight bits.
+- In C a product or a convolution does so a few columns or channels at a time.
+- On onnxruntime, an operator that streams a weight of 2 MiB or more from storage does
+  so chunk by chunk.
+- Elsewhere the floats exist while the reader runs.
+
+Gradients pass to the layer's input by the same floats, bit for bit. Integers, scales
+and zero points get none. To train such a weight, give the file from before
+quantization. Biases are folded to floats.
+
+`MatMulNBits` and `GatherBlockQuantized` (4 and 8 bits) are read into this form. A
+Transpose of a weight is applied to its integers, and rows of a table are selected
+first. Sessions run without onnxruntime's optimizations, as these would multiply in
+eight bits.
 
 ## Heads of language models
 
-Where cross-entropy is put on what a layer writes (MatMul, Gemm; frozen floats or integers of 8 or 4 bits, or trained, with
-a row for each class; labels may be left out of a whole batch, but classes neither weighted nor smoothed), and its scores take more than those
-of 2,048 classes with their rows of the weight (trained: than the weight), layer and loss are one operator: loss and gradient in one pass over such
-chunks, and never all scores at once. A trained weight's gradient computes them again, a third more work, chunk by chunk. A weight on storage is
-read once a pass, and a table that is tied to it is held once. Predictions and the trained file have scores.
-"""  # noqa: E501
+A last layer and its cross-entropy become one operator if the scores of all classes
+would take much memory. The layer is a MatMul or Gemm with a row for each class; its
+weight is trained, or frozen as floats or as integers of 8 or 4 bits. Labels may be left
+out for a whole batch, but classes may be neither weighted nor smoothed. The scores must
+take more than those of 2,048 classes with their rows of the weight; for a trained
+weight, more than the weight.
+
+The operator computes loss and gradient in one pass over chunks of classes, and never
+holds all scores at once. A trained weight's gradient computes the scores again, chunk
+by chunk: a third more work. A weight on storage is read once a pass, and a table that
+is tied to it is held once. Predictions and the trained file have scores.
+"""
 
 
 def main() -> None:
@@ -116,13 +143,18 @@ def main() -> None:
 
 def recurrent() -> str:
     """Activations that have a rule, and what has none."""
-    return RECURRENT.format(names=", ".join(DEFAULTS))
+    return RECURRENT.format(activations=filled(f"Their activations are {', '.join(DEFAULTS)}."))
 
 
 def blocked() -> str:
     """What nothing flows back through."""
     ops = [op for (_, op), inputs in nondifferentiable().items() if inputs is None]
-    return "\n## Without a gradient\n\nNothing flows back through " + ", ".join(ops) + ".\n"
+    return f"\n## Without a gradient\n\n{filled('No gradient flows through ' + ', '.join(ops) + '.')}\n"
+
+
+def filled(text: str) -> str:
+    """A paragraph in lines that people can edit."""
+    return textwrap.fill(text, 88, break_on_hyphens=False, break_long_words=False)
 
 
 def row(op: str, rules: dict[int, str], examples: int) -> str:

@@ -26,8 +26,6 @@ PAGES = [
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 TYPED = [page for page in PAGES if page not in NOTEBOOKS]
 
-BESIDE = {"your-model": ("python",), "cortex-m4": ("python",)}
-"""What else than cells is in a notebook: a user's own file."""
 ELSEWHERE = {
     "poetopt solve resnet18-cifar --device a72 --ram 40% --deadline 1.5x -o plan.json": "make tour",
     "poetopt run plan.json": "make tour",
@@ -148,7 +146,7 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
     assert "```{code-cell} ipython3\n" in content
     assert typed(page) == []
     marked = re.findall(r"^```(\S+)", content, flags=re.MULTILINE)
-    assert set(marked) <= {"{code-cell}", *BESIDE.get(page.stem, ())}
+    assert set(marked) <= {"{code-cell}"}
     for cell in re.findall(r"^```{code-cell} ipython3\n(.*?)^```$", content, flags=re.DOTALL | re.MULTILINE):
         code = re.sub(r"^:tags:.*\n+", "", cell)
         if not code.startswith("%%"):
@@ -160,7 +158,8 @@ def test_notebooks_are_executed_as_a_whole(page: Path) -> None:
 @pytest.mark.parametrize(("page", "file"), [("your-model", "net.onnx"), ("cortex-m4", "words.onnx")])
 def test_the_export_from_torch_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, file: str) -> None:
     pytest.importorskip("torch")
-    (code,) = re.findall(r"^```python\n(.*?)^```", text(ROOT / f"docs/notebooks/{page}.md"), re.DOTALL | re.MULTILINE)
+    content = text(ROOT / f"docs/notebooks/{page}.md")
+    code = re.findall(r"^```{code-cell} ipython3\n(.*?)^```", content, re.DOTALL | re.MULTILINE)[0]
     monkeypatch.chdir(tmp_path)
     exec(compile(code, f"{page}.md", "exec"), {})
     loaded = po.load(file)

@@ -57,7 +57,7 @@ class GraphBuilder:
         can. The default is four tensors of the largest size.
     needed
         Storages that backward operators read whatever the rules choose, known from a first pass, and those that
-        were chosen since. `asked` is set once any rule queries it.
+        were chosen since. `is_queried` is set once any rule queries it.
     roots
         The tensor whose bytes a forward view shares.
     adders
@@ -91,12 +91,12 @@ class GraphBuilder:
         self.drafts: list[OperatorBuilder] = []
         self.roots = roots or {}
         self.needed = set(needed)
-        self.asked = False
+        self.is_queried = False
         largest = max((t.nbytes for t in tensors.values() if not t.resident), default=0)
         self.floor_bytes = 4 * largest if floor_bytes is None else floor_bytes
         self._constants: dict[tuple[np.dtype[np.generic], tuple[int, ...], bytes], Tensor] = {}
         self._vectors: dict[tuple[int, ...], Tensor] = {}
-        self._made: set[str] = set()
+        self._constant_names: set[str] = set()
         self._names = set(tensors)
         self._numbers: dict[str, int] = {}
         self._writers: dict[str, OperatorBuilder] = {}
@@ -121,7 +121,7 @@ class GraphBuilder:
             self._numbers[wanted] = number  # smaller numbers are used
         return name
 
-    def tensor(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> Tensor:
+    def add_tensor(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> Tensor:
         """Add a tensor, whose `name` must come from `unique`."""
         self.tensors[name] = tensor = Tensor(name, tuple(map(int, shape)), dtype, role)
         return tensor
@@ -130,7 +130,7 @@ class GraphBuilder:
         """Add a tensor that has a value before the first step."""
         value.flags.writeable = False
         self.values[name] = value
-        return self.tensor(name, value.shape, value.dtype.name, role)
+        return self.add_tensor(name, value.shape, value.dtype.name, role)
 
     def constant(self, value: Array) -> Tensor:
         """Return the constant with this value, which is added if it is new."""
@@ -138,7 +138,7 @@ class GraphBuilder:
         key = (array.dtype, array.shape, array.tobytes())
         if key not in self._constants:
             name = self.unique(f"const.{len(self._constants)}")
-            self._made.add(name)
+            self._constant_names.add(name)
             self._constants[key] = self.valued(name, array, Role.CONSTANT)
         return self._constants[key]
 
@@ -155,12 +155,12 @@ class GraphBuilder:
 
     def is_constant(self, tensor: Tensor, value: float) -> bool:
         """Return whether `tensor` is a constant that this builder added, all of whose elements equal `value`."""
-        array = self.made(tensor)
+        array = self.constant_value(tensor)
         return array is not None and array.size <= 4096 and bool(np.all(np.asarray(array) == value))
 
-    def made(self, tensor: Tensor) -> Array | None:
+    def constant_value(self, tensor: Tensor) -> Array | None:
         """Return the value of a constant that this builder added; None for others, which a user may replace."""
-        return self.values[tensor.name] if tensor.name in self._made else None
+        return self.values[tensor.name] if tensor.name in self._constant_names else None
 
     def operator(
         self, name: str, kind: str, *, view: bool = False, recomputable: bool = True, backward: bool = True,
@@ -173,7 +173,7 @@ class GraphBuilder:
 
     def kept(self, tensor: Tensor) -> bool:
         """Return whether the backward pass keeps `tensor` anyway: it is resident, or a backward operator reads it."""
-        self.asked = True
+        self.is_queried = True
         return tensor.resident or self.roots.get(tensor.name, tensor.name) in self.needed
 
     def required(self) -> frozenset[str]:
@@ -212,7 +212,7 @@ class OperatorBuilder(Vocabulary):
     def out(self, shape: Sequence[int], dtype: str, name: str | None = None, role: Role | None = None) -> Tensor:
         """Add a tensor for a node of this operator to write."""
         unique_name = self.graph.unique(name if name is not None else f"{self.name}/{len(self.nodes)}")
-        tensor = self.graph.tensor(unique_name, shape, dtype, self.role if role is None else role)
+        tensor = self.graph.add_tensor(unique_name, shape, dtype, self.role if role is None else role)
         self.graph.wrote(tensor, self)
         return tensor
 

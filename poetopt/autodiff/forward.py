@@ -107,7 +107,7 @@ def _batch_normalization(operator: Operator, builder: GraphBuilder, states: dict
     for old, new, output in zip((mean, variance), batch, (*node.outputs[1:], "", "")[:2], strict=True):
         name = output or builder.unique(f"{old.name}.new")
         old_share, new_share = k.mul(old, float(momentum)), k.mul(new, 1.0 - float(momentum))
-        target = builder.tensor(name, old.shape, old.dtype, Role.STATE)
+        target = builder.add_tensor(name, old.shape, old.dtype, Role.STATE)
         k.write("Add", [old_share, new_share], [target])
         states[old.name] = name
         updated.append(name)
@@ -154,7 +154,7 @@ def _dropout(operator: Operator, builder: GraphBuilder, states: dict[str, str]) 
     ratio = _ratio(node, builder)
     seed = node.attributes.get("seed", zlib.crc32(operator.name.encode()) % 2**20)
     name = node.outputs[1] if len(node.outputs) > 1 and node.outputs[1] else builder.unique(f"{y.name}.mask")
-    mask = builder.tensor(name, x.shape, "bool", Role.ACTIVATION)
+    mask = builder.add_tensor(name, x.shape, "bool", Role.ACTIVATION)
     draw = builder.operator(
         f"{operator.name}.mask", "Dropout.mask", recomputable=False, backward=False, role=Role.ACTIVATION
     )
@@ -201,6 +201,6 @@ def _layer_normalization(operator: Operator, builder: GraphBuilder, states: dict
     ]
     for name in names:
         if name not in builder.tensors:
-            builder.tensor(name, shape, "float32", Role.ACTIVATION)  # float32 for any type of x: stash_type is 1
+            builder.add_tensor(name, shape, "float32", Role.ACTIVATION)  # float32 for any type of x: stash_type is 1
     outputs = (y, *names)
     yield replace(operator, nodes=(replace(node, outputs=outputs),), outputs=outputs)

@@ -155,10 +155,10 @@ def _network_to(graph: TrainingGraph, outputs: Sequence[str]) -> TrainingGraph:
     kept: list[Operator] = []
     nodes = list(inference(graph))
     for operator in reversed(forward_operators(graph)):
-        inference_nodes = tuple(nodes[len(nodes) - len(operator.nodes) :])
+        operator_nodes = tuple(nodes[len(nodes) - len(operator.nodes) :])
         del nodes[len(nodes) - len(operator.nodes) :]
-        unchanged = inference_nodes == operator.nodes and wanted.issuperset(operator.outputs)
-        for part in (operator,) if unchanged else _split_operator(operator, inference_nodes, wanted):
+        unchanged = operator_nodes == operator.nodes and wanted.issuperset(operator.outputs)
+        for part in (operator,) if unchanged else _split_operator(operator, operator_nodes, wanted):
             if wanted.intersection(part.outputs):
                 kept.append(part)
                 wanted.update(part.inputs)

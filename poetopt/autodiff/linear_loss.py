@@ -78,7 +78,7 @@ class Head:
     gone: tuple[str, ...] = ()
     packed: bool = False
 
-    def floats(self, k: OperatorBuilder, select: Callable[[Tensor], Tensor]) -> Tensor:
+    def dequantized_part(self, k: OperatorBuilder, select: Callable[[Tensor], Tensor]) -> Tensor:
         """Write the dequantized part of W that `of` selects from W and its scales."""
         integers, (axis, block) = select(self.weight), self.sharing
         if not self.scales:
@@ -202,7 +202,7 @@ def write_loss(k: OperatorBuilder, layer: Head, x: Tensor, labels: Tensor, weigh
     sums: tuple[Tensor, Tensor, Tensor] | None = None
     for begin in range(0, classes, CLASSES):
         chunk = partial(k.slice, starts=[begin], ends=[min(begin + CLASSES, classes)], axes=[0])
-        chunk_weight = layer.floats(k, chunk)
+        chunk_weight = layer.dequantized_part(k, chunk)
         bias = None if layer.bias is None else chunk(layer.bias)
         scores = k.gemm(x, chunk_weight, bias, trans_b=True)
         axes, attributes = ([], {"axes": [1]}) if k.graph.opset < 18 else ([k.graph.ints([1])], {})
@@ -218,7 +218,7 @@ def write_loss(k: OperatorBuilder, layer: Head, x: Tensor, labels: Tensor, weigh
         sums = new_maximum, exp_sum, k.gemm(powers, chunk_weight, k.mul(product, decay))
     assert sums is not None
     maximum, exp_sum, product = sums
-    label_rows = layer.floats(k, lambda one: picked(k, one, labels))
+    label_rows = layer.dequantized_part(k, lambda one: picked(k, one, labels))
     label_score = k.reduce_sum(k.mul(x, label_rows), [1])
     if layer.bias is not None:
         label_score = k.add(label_score, k.reshape(picked(k, layer.bias, labels), column))
@@ -295,7 +295,7 @@ def set_aside(layer: Head, x: Tensor, forward: Sequence[Operator], builder: Grap
     weight = layer.weight
     if layer.scales:
         draft = begin(f"{layer_operator.name}.weight", "DequantizeLinear" + ".packed" * layer.packed)
-        operators.append(finish(draft, [(weight := layer.floats(draft, lambda one: one)).name], {}))
+        operators.append(finish(draft, [(weight := layer.dequantized_part(draft, lambda one: one)).name], {}))
     draft = begin(f"{layer_operator.name}.scores", "Gemm")
     bias = layer.bias if len(layer_operator.nodes[0].inputs) > 2 else None  # otherwise a later Add adds the bias
     scores, old_scores = draft.gemm(x, weight, bias, trans_b=True), builder.tensors[layer.scores]

@@ -219,7 +219,7 @@ def _add_none(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
 
 
 def _add_mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
-    target = builder.tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
+    target = builder.add_tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
     draft = _start(builder, "loss.mse", "MeanSquaredError")
     difference = draft.sub(y, target)
     squares = draft.mul(difference, difference)
@@ -231,7 +231,7 @@ def _add_mse(y: Tensor, builder: GraphBuilder, note: str) -> Attached:
 
 def _add_bce(y: Tensor, tail: Tail, builder: GraphBuilder, note: str) -> Attached:
     """Add mean(log(1 + exp(z)) - z t), in which no exponential overflows and nothing is subtracted from one."""
-    target = builder.tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
+    target = builder.add_tensor(builder.unique("target"), y.shape, y.dtype, Role.INPUT)
     operators: list[Operator] = []
     logits = _logits(tail, builder, operators)
     aligned = _align(target, [p for axis in tail.axes for p in axis], logits.shape, "target", builder, operators)
@@ -268,7 +268,7 @@ def _add_cross_entropy(
             f"{y.name!r}, which has shape {list(y.shape)}; choose --loss bce or --loss mse"
         )
     place = tail.classes
-    labels = builder.tensor(
+    labels = builder.add_tensor(
         builder.unique("labels"), tuple(d for k, d in enumerate(y.shape) if k != place), "int64", Role.INPUT
     )
     operators: list[Operator] = []
@@ -316,7 +316,7 @@ def _add_cross_entropy(
     log_prob = draft.out(scores.shape, scores.dtype, "loss.log_prob")
     total = None
     if parts > 1 and not rule.plain:
-        total = builder.tensor(builder.unique("labels.weight"), (), scores.dtype, Role.INPUT)
+        total = builder.add_tensor(builder.unique("labels.weight"), (), scores.dtype, Role.INPUT)
     if len(scores.shape) == 2 or rule != LabelRule():
         # SoftmaxCrossEntropyLoss in two nodes, because its kernel allocates twice the scores
         draft.write("LogSoftmax", [scores], [log_prob], axis=1)

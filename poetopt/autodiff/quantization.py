@@ -77,26 +77,28 @@ class Stopped:
 
     Attributes
     ----------
-    behind
+    untrained
         The quantizer of each parameter that gets no gradient.
-    beside
+    partial
         The quantizer of each parameter that also reaches the loss otherwise, so that its gradient lacks a part.
     """
 
-    behind: Mapping[str, Operator]
-    beside: Mapping[str, Operator]
+    untrained: Mapping[str, Operator]
+    partial: Mapping[str, Operator]
 
     def notes(self, *, asked: bool) -> list[Note]:
         """Return the notes on these parameters; `asked` is whether gradients pass straight through."""
         remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
         notes = []
-        if self.behind:
-            verb = "is" if len(self.behind) == 1 else "are"
-            text = f"{_count_text(self.behind)} before a quantizer and {verb} not trained, as no gradient "
-            notes.append(Note(f"{text}passes it ({_names_text(self.behind)}){remedy}", About.TRAINED))
-        if self.beside:
-            text = f"{_count_text(self.beside)} before a quantizer and also beside it, and the gradient lacks the part "
-            notes.append(Note(f"{text}through it ({_names_text(self.beside)}){remedy}", About.GRADIENTS))
+        if self.untrained:
+            verb = "is" if len(self.untrained) == 1 else "are"
+            text = f"{_count_text(self.untrained)} before a quantizer and {verb} not trained, as no gradient "
+            notes.append(Note(f"{text}passes it ({_names_text(self.untrained)}){remedy}", About.TRAINED))
+        if self.partial:
+            text = (
+                f"{_count_text(self.partial)} before a quantizer and also beside it, and the gradient lacks the part "
+            )
+            notes.append(Note(f"{text}through it ({_names_text(self.partial)}){remedy}", About.GRADIENTS))
         return notes
 
 

@@ -362,7 +362,7 @@ def rule_of(operator: Operator, opset: int) -> Rule:
         return rule
     domain, op_type = signature(operator)
     since = sorted(_RULES.get((domain, op_type), {}))
-    existing = f"It has rules from opset {', '.join(map(str, since))} on" if since else "It has no rule at any opset"
+    existing = f"It has rules since opset {', '.join(map(str, since))}" if since else "It has no rule at any opset"
     raise MissingVjpError(
         f"node {operator.name!r}: no gradient rule for {op_type} (domain {domain or 'ai.onnx'!r}, opset {opset}). "
         f"{existing}. Add one with @poetopt.autodiff.register_vjp({op_type!r}, since={opset}"

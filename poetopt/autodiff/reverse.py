@@ -90,7 +90,7 @@ def differentiate(
     sweep = partial(_sweep, graph, loss, output, rule, maxima=maxima, over=over)
     step = partial(_step, graph, rule, straight_through=straight_through)
     swept = sweep(needed, None)
-    if swept.builder.asked:
+    if swept.builder.is_queried:
         needed = swept.builder.required()
         swept = sweep(needed, None)
     training_step = step(swept)
@@ -105,8 +105,8 @@ def _step(graph: Graph, label_rule: LabelRule, swept: _SweepResult, *, straight_
     stopped = quantization.stopped(
         graph, {n for o in attached.operators for n in o.inputs} or {attached.loss.name}, gradients
     )
-    if stopped.behind and (graph.named or not gradients):
-        name, quantizer = next(iter(stopped.behind.items()))
+    if stopped.untrained and (graph.named or not gradients):
+        name, quantizer = next(iter(stopped.untrained.items()))
         raise ModelError(f"{graph.name}: {quantization.refusal(graph, name, quantizer, asked=straight_through)}")
     if not gradients:
         names_text = ", ".join(graph.trained[:5]) + (", ..." if len(graph.trained) > 5 else "")
@@ -116,7 +116,7 @@ def _step(graph: Graph, label_rule: LabelRule, swept: _SweepResult, *, straight_
         )
     notes = [*graph.notes, *filter(None, (attached.note, attached.renamed))]
     notes += stopped.notes(asked=straight_through)
-    if missing := [name for name in graph.trained if name not in gradients and name not in stopped.behind]:
+    if missing := [name for name in graph.trained if name not in gradients and name not in stopped.untrained]:
         text = (
             "these parameters get no gradient: they don't reach the loss, or only by an input without a gradient rule"
         )
@@ -228,7 +228,7 @@ class _ReverseLoop:
         self.operators = operators
         self.trained = frozenset(trained)
         self.live = downstream(builder.tensors, operators, trained)
-        self.behind = Behind(operators, builder.tensors, builder.values)
+        self.producers = Behind(operators, builder.tensors, builder.values)
         self.contributions: dict[str, list[Tensor]] = {}
         self.totals: dict[str, Tensor] = {}
 
@@ -240,8 +240,8 @@ class _ReverseLoop:
             if reached.isdisjoint(operator.outputs):
                 continue
             reached.update(operator.inputs)
-            self.refuse_missing(operator)
-            cotangents = [self.total(name) for name in _outputs(operator)]
+            self.require_rules(operator)
+            cotangents = [self.total_gradient(name) for name in _outputs(operator)]
             names = principal(operator).inputs
             blocked = blocked_inputs(operator)
             needs = tuple(
@@ -253,17 +253,17 @@ class _ReverseLoop:
             first = len(self.builder.drafts)
             known = self.builder.infinite
             self.builder.flowing = any(c is not None and c.name in known for c in cotangents)
-            infinite = self.builder.flowing or has_pole(principal(operator), self.behind)
+            infinite = self.builder.flowing or has_pole(principal(operator), self.producers)
             primal = Primal(operator, principal(operator), *self.signature(operator), needs, self.builder)
-            for name, summed in self.parts(primal, tuple(cotangents), names, first):
+            for name, summed in self.input_gradients(primal, tuple(cotangents), names, first):
                 self.contributions.setdefault(name, []).append(summed)
                 if infinite:
                     known.add(summed.name)
         for name in list(self.contributions):
-            self.total(name)
+            self.total_gradient(name)
         return self.totals
 
-    def refuse_missing(self, operator: Operator) -> None:
+    def require_rules(self, operator: Operator) -> None:
         """Raise MissingVjpError where trained parameters change an input whose gradient has no rule.
 
         A parameter that is such an input itself gets no gradient; a note of the step names it.
@@ -277,7 +277,7 @@ class _ReverseLoop:
                     "which depends on trained parameters; train others (--train), or make it a constant"
                 )
 
-    def parts(
+    def input_gradients(
         self, primal: Primal, cotangents: Cotangents, names: Sequence[str], first: int
     ) -> list[tuple[str, Tensor]]:
         """Return the gradient by each of the inputs `names` that needs one, in its shape, from the operator's rule.
@@ -305,7 +305,7 @@ class _ReverseLoop:
         inputs = tuple(tensors[name] if name else None for name in principal(operator).inputs)
         return inputs, tuple(tensors[name] if name else None for name in _outputs(operator))
 
-    def total(self, name: str) -> Tensor | None:
+    def total_gradient(self, name: str) -> Tensor | None:
         """Return the sum of all contributions to the gradient of `name`, or None where there are none."""
         parts = self.contributions.pop(name, [])
         if not parts:
@@ -315,7 +315,7 @@ class _ReverseLoop:
         for part in rest:
             draft = self.builder.operator(f"{name}.grad.accumulate", "Add.accumulate")
             if name in self.trained:
-                self.in_place(draft, total)
+                self.add_in_place(draft, total)
             mixed = not self.builder.infinite.isdisjoint((total.name, part.name))
             total = adders[part.name](draft, total) if part.name in adders else draft.add(total, part)
             if mixed:
@@ -323,7 +323,7 @@ class _ReverseLoop:
         self.totals[name] = total
         return total
 
-    def in_place(self, draft: OperatorBuilder, total: Tensor) -> None:
+    def add_in_place(self, draft: OperatorBuilder, total: Tensor) -> None:
         """Let `draft` add to a parameter's gradient in place, if the tensor that it adds to has no other reader."""
         writer = self.builder.writer(total)
         if writer is None or not (writer.over or writer.kind.endswith(".grad_weight")):

@@ -64,7 +64,7 @@ class Vocabulary(ABC):
         for factor, product in ((other, a), (a, other)):
             if product.shape == shape and self.graph.is_constant(factor, 1.0):
                 return product
-        left, right = self.graph.made(a), self.graph.made(other)
+        left, right = self.graph.constant_value(a), self.graph.constant_value(other)
         if left is not None and right is not None and a.size * other.size <= 4096:
             return self.graph.constant(np.multiply(left, right))
         return self.binary("Mul", a, other)

@@ -239,7 +239,7 @@ def cost(
                 outputs=tuple(sorted(index[name] for name in operator.outputs if name in index)),
                 workspace_bytes=layout.temporaries_bytes,
                 recomputable=operator.recomputable and in_place is None,
-                takes=() if in_place is None else (index[graph.root(in_place.given)], index[in_place.made]),
+                takes=() if in_place is None else (index[graph.root(in_place.input)], index[in_place.output]),
                 backward=operator.backward,
                 kind=operator.kind,
                 count=max(1, len(operator.members)),

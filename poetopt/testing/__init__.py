@@ -1,12 +1,12 @@
-"""Contract suites: what a package that extends poetopt runs on its own extension.
+"""Contract suites, which a package that extends poetopt runs on its extension.
 
     import poetopt as po
 
     def test_my_block() -> None:
         po.testing.check_block(my_block)
 
-`check_block` and `check_vjp` raise ContractError, which says what is wrong and where, and return a small record of what
-they did. They need neither pytest nor the network.
+`check_block` and `check_vjp` raise ContractError, whose message says what is wrong and where, and return a record of
+their checks. They need neither pytest nor the network.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`check_block`: whether a block does what it says, on small problems whose optimum is found by trying everything."""
+"""`check_block`: a check of a block on small problems whose optimum is found by trying all schedules."""
 
 from __future__ import annotations
 
@@ -38,159 +38,183 @@ CONTRIBUTIONS = ("energy_j", "compute_s", "transfer_s", "written_bytes", "late_s
 
 def check_words(block: Block) -> None:
     where = f"block '{block.name}'"
-    require(block.name.isidentifier(), f"{where}: its name is an attribute of the model; make it a Python identifier")
+    require(
+        block.name.isidentifier(), f"{where}: its name must be a Python identifier, as the model has it as attribute"
+    )
     text = mathematics(block)
-    require(text, f"{where}: neither its file nor its build function has a docstring; write the mathematics there")
+    require(text, f"{where}: neither its file nor its build function has a docstring; describe the mathematics there")
     for symbol in symbols(block):
-        require(symbol.unit, f"{where}: symbol {symbol.symbol} has no unit in its table; '-' where there is none")
-        require(symbol.meaning, f"{where}: symbol {symbol.symbol} has no meaning in its table")
+        require(symbol.unit, f"{where}: symbol {symbol.symbol} has no unit in its table; write '-' if it has none")
+        require(symbol.meaning, f"{where}: symbol {symbol.symbol} has no meaning in its table; describe it there")
     require(
         block.refuses is not None or not block.restricts,
-        f"{where}: nobody can tell which plans it forbids; give it `refuses`, or restricts=False where it forbids none",
+        f"{where}: it doesn't say which plans it forbids; give it `refuses`, or restricts=False if it forbids none",
     )
     require(
         (block.adds_j is None) == (block.base_j is None),
-        f"{where}: adds_j and base_j belong together: joules above one pass, and joules of one pass",
+        f"{where}: it has only one of adds_j and base_j; give it both: joules above one pass, and joules of one pass",
     )
     try:
         pickle.dumps(block)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
-        require(False, f"{where}: it doesn't pickle ({error}); put its rules at module level, functools.partial binds")
+        require(
+            False,
+            f"{where}: it can't be pickled ({error}); put its rules at module level, and bind values with "
+            "functools.partial",
+        )
 
 
-def check_build(block: Block, together: Formulation, problem: Problem, ram_bytes: int) -> None:
+def check_build(block: Block, formulation: Formulation, problem: Problem, ram_bytes: int) -> None:
     where = f"block '{block.name}'"
     try:
-        model = together.build(problem, ram_bytes=ram_bytes, scope=scope_of(together, problem, ram_bytes))
+        model = formulation.build(problem, ram_bytes=ram_bytes, scope=scope_of(formulation, problem, ram_bytes))
     except FormulationError as error:
         raise ContractError(str(error)) from error
     if block.name not in model.block_names:
         return
-    built = model.component(block.name)
+    component = model.component(block.name)
     for symbol in symbols(block):
         if symbol.attribute not in ("", "-"):
             require(
-                hasattr(built, symbol.attribute),
-                f"{where}: its table says that {symbol.symbol} is `{symbol.attribute}`, which it doesn't set",
+                hasattr(component, symbol.attribute),
+                f"{where}: its table says that {symbol.symbol} is `{symbol.attribute}`; set that attribute",
             )
-    known = {id(item) for item in model.component_data_objects(pyo.Var)}
+    variable_ids = {id(item) for item in model.component_data_objects(pyo.Var)}
     for attribute in CONTRIBUTIONS:
-        if hasattr(built, attribute):
-            _check_terms(f"{where}: {attribute}", getattr(built, attribute), known)
-            judged = attribute == ENERGY.attribute or (block.goal is not None and attribute == block.goal.attribute)
+        if hasattr(component, attribute):
+            _check_terms(f"{where}: {attribute}", getattr(component, attribute), variable_ids)
+            is_counted = attribute == ENERGY.attribute or (block.goal is not None and attribute == block.goal.attribute)
             require(
-                judged,
-                f"{where}: the model counts its {attribute}, and no judgement of a plan does: leave that out, or say "
-                "in joules what it costs (`energy_j` and adds_j)",
+                is_counted,
+                f"{where}: the model counts its {attribute}, but the cost of a plan doesn't; remove {attribute}, or "
+                "give the cost in joules (`energy_j` and adds_j)",
             )
-    place = together.blocks.index(block)
+    position = formulation.blocks.index(block)
     if not block.collects:
-        gives = [name for name in CONTRIBUTIONS if hasattr(built, name)]
-        late = [other.name for other in together.blocks[:place] if other.collects]
-        require(not (gives and late), f"{where}: it contributes {', '.join(gives)} behind {', '.join(late)}")
+        contributions = [name for name in CONTRIBUTIONS if hasattr(component, name)]
+        collecting = [other.name for other in formulation.blocks[:position] if other.collects]
+        require(
+            not (contributions and collecting),
+            f"{where}: it contributes {', '.join(contributions)} after {', '.join(collecting)}, which collects "
+            "contributions; put it before",
+        )
     require(
-        together.goal is ENERGY or any(hasattr(model.component(b), together.goal.attribute) for b in model.block_names),
-        f"{where}: it minimises {together.goal.name}, and no block contributes `{together.goal.attribute}`",
+        formulation.goal is ENERGY
+        or any(hasattr(model.component(b), formulation.goal.attribute) for b in model.block_names),
+        f"{where}: the goal is {formulation.goal.name}, and no block contributes `{formulation.goal.attribute}`",
     )
 
 
-def _check_terms(where: str, found: Any, known: set[int]) -> None:
-    require(isinstance(found, Terms), f"{where}: must be made by `terms`, and is a {type(found).__name__}")
+def _check_terms(where: str, terms: Any, variable_ids: set[int]) -> None:
+    require(isinstance(terms, Terms), f"{where}: must be a result of `terms`, and is a {type(terms).__name__}")
     require(
-        len(found.variables) == len(found.coefficients),
-        f"{where}: {len(found.variables)} variables and {len(found.coefficients)} coefficients",
+        len(terms.variables) == len(terms.coefficients),
+        f"{where}: {len(terms.variables)} variables and {len(terms.coefficients)} coefficients",
     )
-    require(all(math.isfinite(c) for c in found.coefficients), f"{where}: a coefficient is not finite")
-    require(all(id(v) in known for v in found.variables), f"{where}: a variable is not one of the model's")
+    require(all(math.isfinite(c) for c in terms.coefficients), f"{where}: a coefficient is not finite")
+    require(all(id(v) in variable_ids for v in terms.variables), f"{where}: a variable is not one of the model's")
 
 
 def check_price(
     block: Block,
-    together: Formulation,
+    formulation: Formulation,
     problem: Problem,
     ram_bytes: int,
     found: tuple[float, Schedule],
     backend: str,
 ) -> None:
-    """The model, with all that it had before held at the best schedule: a solution, of the plan's price."""
+    """Check that the model with its variables fixed at a schedule has a solution at the price of the plan.
+
+    Parameters
+    ----------
+    found
+        Value and schedule.
+    """
     case, (value, schedule) = _case(block, problem, ram_bytes), found
-    priced = held(together, problem, ram_bytes, schedule, backend)
-    if priced is None:
+    fixed_search = held(formulation, problem, ram_bytes, schedule, backend)
+    if fixed_search is None:
         return
     require(
-        priced.point is not None,
-        f"{case}: the schedule {_shown(schedule)} of {value:g} keeps every rule, and the block's rows cut it off",
+        fixed_search.point is not None,
+        f"{case}: the schedule {_text(schedule)} of {value:g} keeps every rule, but the block's rows cut it off",
     )
     slack = TOLERANCE * max(1.0, value)
     require(
-        priced.objective <= value + slack and (problem.dma or priced.objective >= value - slack),
-        f"{case}: the model prices the schedule {_shown(schedule)} at {priced.objective:g}, and its plan costs "
-        f"{value:g}: what the block contributes and what it adds to plans (`adds_j`) disagree",
+        fixed_search.objective <= value + slack and (problem.dma or fixed_search.objective >= value - slack),
+        f"{case}: the model prices the schedule {_text(schedule)} at {fixed_search.objective:g}, and its plan "
+        f"costs {value:g}: the block's terms in the model and the joules that it adds to plans (`adds_j`) disagree",
     )
 
 
 def check_optimum(
     block: Block,
-    together: Formulation,
+    formulation: Formulation,
     problem: Problem,
     ram_bytes: int,
     tried: tuple[float, Schedule] | None,
     backend: str,
 ) -> None:
-    """The solve against the optimum by trying everything."""
+    """Check a solve against the optimum of all schedules.
+
+    Parameters
+    ----------
+    tried
+        Value and schedule of the optimum; None where no schedule keeps the rule.
+    """
     case = _case(block, problem, ram_bytes)
     # strict: a heuristic's plan would hide that the model has lost the optimum
     options = Options(
         ram_bytes=ram_bytes,
-        formulation=replace(together, strict=True),
+        formulation=replace(formulation, strict=True),
         backend=backend,
-        scope=scope_of(together, problem, ram_bytes),
+        scope=scope_of(formulation, problem, ram_bytes),
         gap=1e-9,
         time_limit_s=60.0,
     )
     solution = solve_whole(problem, options)
     if tried is None:
         require(
-            solution.plan is None or problem.dma,  # in another order of its transfers, which is judged below
-            f"{case}: it was solved, though no schedule keeps the block's rule: its rows are weaker than its `refuses`",
+            solution.plan is None or problem.dma,  # with DMA, transfers may have another order, which is judged below
+            f"{case}: the solve found a plan, and no schedule keeps the block's rule: its rows are weaker than "
+            "`refuses`",
         )
         require(
             solution.status is Status.INFEASIBLE or problem.dma,
-            f"{case}: no schedule keeps the block's rule, and the model doesn't prove it: its rows are weaker than its "
+            f"{case}: no schedule keeps the block's rule, and the model doesn't prove it: its rows are weaker than "
             "`refuses`",
         )
         if solution.plan is not None:
-            _value(together, solution, case)
+            _plan_value(formulation, solution, case)
         return
     value = tried[0]
     bound = solution.scope_bound
     require(
         solution.status is not Status.INFEASIBLE,
-        f"{case}: the model has no solution, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
+        f"{case}: the model has no solution, and the schedule {_text(tried[1])} of {value:g} keeps every rule: "
         "its rows cut it off",
     )
     require(
         bound is not None and bound <= value + TOLERANCE * max(1.0, value),
-        f"{case}: the bound is {bound}, and the schedule {_shown(tried[1])} of {value:g} keeps every rule: "
-        "its rows cut off the optimum, or it contributes more than the plan costs",
+        f"{case}: the bound is {bound}, and the schedule {_text(tried[1])} of {value:g} keeps every rule: "
+        "the block's rows cut off the optimum, or it contributes more than the plan costs",
     )
     if solution.plan is None:
-        require(problem.dma, f"{case}: no schedule was found, though one of {value:g} exists")
+        require(problem.dma, f"{case}: the solve found no schedule, and one of {value:g} exists")
         return
-    got = _value(together, solution, case)
+    solved_value = _plan_value(formulation, solution, case)
     if not problem.dma:
         require(
-            abs(got - value) <= TOLERANCE * max(1.0, value),
-            f"{case}: the solve found {got:g}, trying every schedule {value:g}",
+            abs(solved_value - value) <= TOLERANCE * max(1.0, value),
+            f"{case}: the solve found {solved_value:g}, and the best of all schedules costs {value:g}",
         )
         require(
             (solution.scope_gap or 0.0) <= OPTIMAL_GAP,
-            f"{case}: the optimum {value:g} was found and not proven (bound {bound}): the model asks for too little",
+            f"{case}: the optimum {value:g} was found but not proven (bound {bound}): the block's rows are too weak",
         )
 
 
 def held(formulation: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> Search | None:
-    """A search with all that the formulation has of its own held at a schedule; None where it lacks a decision."""
+    """Return a search with the formulation's variables fixed at a schedule, or None where it lacks a decision."""
     model = formulation.build(problem, ram_bytes=ram_bytes, scope=scope_of(formulation, problem, ram_bytes))
     start = formulation.search.values(model, schedule)
     if start is None:
@@ -213,34 +237,36 @@ def _case(block: Block, problem: Problem, ram_bytes: int) -> str:
     return f"block '{block.name}' on {problem.name} with {ram_bytes} bytes{', DMA' if problem.dma else ''}"
 
 
-def _value(together: Formulation, solution: Solution, case: str) -> float:
-    """What the found plan is worth, simulated again."""
+def _plan_value(formulation: Formulation, solution: Solution, case: str) -> float:
+    """Return the value of the solution's plan by another simulation."""
     assert solution.plan is not None
     simulation: Simulation = simulate(solution.plan, ram_bytes=solution.options.ram_bytes)
-    trial = together.trial(solution.plan, simulation)
-    refused = together.refusal(trial)
+    trial = formulation.trial(solution.plan, simulation)
+    refused = formulation.refusal(trial)
     require(refused is None, f"{case}: its plan breaks the rule: {refused}")
-    return together.goal.value(trial)
+    return formulation.goal.value(trial)
 
 
-def _shown(schedule: object) -> str:
+def _text(schedule: object) -> str:
     return str(schedule).removeprefix("Schedule")
 
 
 @dataclass(frozen=True)
 class BlockCheck:
-    """What `check_block` did.
+    """Result of `check_block`.
 
+    Attributes
+    ----------
     problems, infeasible
-        Problems solved, and how many of them had no schedule.
+        Number of solved problems, and of those without a schedule.
     binding
-        In how many the block refuses the schedule that is best without it: there its rule was put to the test. At least
-        one, for a block that restricts.
+        Number of problems in which the block refuses the schedule that is best without it, so that its rule was
+        tested. At least one for a block that restricts.
     priced
-        In how many the model was held against the prices of two schedules, for which the block adds different joules.
-        At least one, for a block that adds joules.
+        Number of problems in which the model was compared with the prices of two schedules for which the block adds
+        different joules. At least one for a block that adds joules.
     recomputes, page_ins
-        The most that one of the schedules has which are best without the block.
+        Most recomputes and page-ins of the schedules that are best without the block.
     """
 
     name: str
@@ -260,97 +286,107 @@ def check_block(
     seed: int = 0,
     backend: str = "highs",
 ) -> BlockCheck:
-    """Hold a block against its contract.
+    """Check that a block keeps its contract.
 
+    The check covers name, requirements, docstring and its table of symbols, pickling, and that contributions can be
+    summed. On small problems, a solve must prove exactly the optimum of all schedules that the block accepts (with DMA,
+    its bound must not exceed it), return only such schedules, and price them like their plans. Tensors are written and
+    read back in every possible stage, also where the block doesn't depend on that (`transfer_times`).
+
+    Parameters
+    ----------
     block
-        The block, or a function that makes one for a problem (limits that bind depend on it).
+        The block, or a function that returns one for a problem, as limits that bind depend on the problem.
     formulation
-        What it is put into; one with the decisions of `retention` or `poet`.
+        The formulation that gets the block; one with the decisions of `retention` or `poet`.
     problems, seed
-        How many random problems, half of them for a device with DMA; with `retention` one in four needs several
-        recomputes or page-ins.
-        Or problems of your own with their RAM budgets in bytes, small enough to try all schedules.
+        Number of random problems, half of them for a device with DMA; with `retention` one in four needs several
+        recomputes or page-ins. Alternatively problems with RAM budgets in bytes, small enough to try all schedules.
     backend
         Name of a solver.
 
-    Checked are: name, requirements, docstring and its table of symbols; that it pickles; that what it contributes
-    can be summed; and on small problems that a solve proves exactly the optimum of all schedules that the block
-    accepts (with DMA, that its bound is not above it), returns only such schedules, and prices them as their plans are.
-    Tensors are written and read back in every stage in which they can be, also where the block says that it doesn't
-    care (`transfer_times`).
-
-    Raises ContractError for what is broken, for a block that restricts and nowhere forbade the schedule that is best
-    without it, and for one that adds joules, the same to all schedules: that says nothing of its rows; FormulationError
-    where the block can't stand in the formulation.
+    Raises
+    ------
+    ContractError
+        The block breaks its contract, restricts but never forbids the schedule that is best without it, or adds the
+        same joules to all schedules; the latter two tell nothing about its rows.
+    FormulationError
+        The block doesn't fit the formulation.
     """
     base = formulation_of(formulation)
     cases = cases_of(base, seed)
     infeasible = binding = priced = recomputes = page_ins = 0
     name, restricts, adds = "", False, False
-    given = None if isinstance(problems, int) else tuple(problems)
+    own_problems = None if isinstance(problems, int) else tuple(problems)
     count = problems if isinstance(problems, int) else len(problems)
-    require(count > 0, "check_block needs a problem at least")
+    require(count > 0, "check_block needs at least one problem; pass problems=10")
     for number in range(count):
-        problem, ram_bytes, tried = cases[number] if given is None else given_case(base, *given[number])
-        made = block if isinstance(block, Block) else block(problem)
-        restricts |= made.restricts
-        adds |= made.adds_j is not None
+        problem, ram_bytes, tried = cases[number] if own_problems is None else given_case(base, *own_problems[number])
+        checked_block = block if isinstance(block, Block) else block(problem)
+        restricts |= checked_block.restricts
+        adds |= checked_block.adds_j is not None
         if number == 0:
-            name = made.name
-            check_words(made)
-        together = base.with_block(made)
-        together.abstract(space_of(together, problem, ram_bytes, together.transfer_times))
-        check_build(made, together, problem, ram_bytes)
-        found = best(together, tried, ram_bytes)
-        if found is not None:
-            check_price(made, together, problem, ram_bytes, found, backend)
-            other = _priced_otherwise(base, together, tried, ram_bytes, found[1])
-            if other is not None and _stands(base, problem, ram_bytes, other[1], backend):
-                check_price(made, together, problem, ram_bytes, other, backend)
+            name = checked_block.name
+            check_words(checked_block)
+        extended = base.with_block(checked_block)
+        extended.abstract(space_of(extended, problem, ram_bytes, extended.transfer_times))
+        check_build(checked_block, extended, problem, ram_bytes)
+        optimum = best(extended, tried, ram_bytes)
+        if optimum is not None:
+            check_price(checked_block, extended, problem, ram_bytes, optimum, backend)
+            other = _best_at_other_price(base, extended, tried, ram_bytes, optimum[1])
+            if other is not None and _model_has(base, problem, ram_bytes, other[1], backend):
+                check_price(checked_block, extended, problem, ram_bytes, other, backend)
                 priced += 1
-        check_optimum(made, together, problem, ram_bytes, found, backend)
-        plain = best(base, tried, ram_bytes)
-        infeasible += found is None
-        if plain is not None:
-            binding += _refused(together, problem, plain[1])
-            recomputes = max(recomputes, len(plain[1].recomputes))
-            page_ins = max(page_ins, len(plain[1].page_ins))
-    require(infeasible < count, f"block '{name}': no problem had a schedule, so nothing was compared; ask for less")
+        check_optimum(checked_block, extended, problem, ram_bytes, optimum, backend)
+        without_block = best(base, tried, ram_bytes)
+        infeasible += optimum is None
+        if without_block is not None:
+            binding += _is_refused(extended, problem, without_block[1])
+            recomputes = max(recomputes, len(without_block[1].recomputes))
+            page_ins = max(page_ins, len(without_block[1].page_ins))
+    require(
+        infeasible < count,
+        f"block '{name}': no problem has a schedule, so nothing was compared; relax the block's limit",
+    )
     require(
         binding or not restricts,
-        f"block '{name}': in none of {count} problems does it forbid the schedule that is best without it (they take "
-        f"up to {recomputes} recomputes and {page_ins} page-ins), so nothing shows that its rows hold; check it with "
-        "a limit that binds (a function of the problem can make one), more `problems`, or `problems` of your own with "
-        "budgets where it matters",
+        f"block '{name}': in none of {count} problems does it forbid the schedule that is best without it (with up to "
+        f"{recomputes} recomputes and {page_ins} page-ins), so its rows weren't tested; pass a block with a limit that "
+        "binds (for example by a function of the problem), more `problems`, or problems with budgets at which it binds",
     )
     require(
         priced or not adds,
-        f"block '{name}': in none of {count} problems do two schedules pay different prices (`adds_j`), so nothing "
-        "shows that its terms hold; check it with a price that matters (a function of the problem can make one), more "
-        "`problems`, or `problems` of your own",
+        f"block '{name}': in none of {count} problems do two schedules pay different prices (`adds_j`), so its terms "
+        "weren't tested; pass a block with a higher price (for example by a function of the problem), more `problems`, "
+        "or problems in which the price differs",
     )
     return BlockCheck(name, count, infeasible, binding, priced, recomputes, page_ins)
 
 
-def _refused(together: Formulation, problem: Problem, schedule: Schedule) -> bool:
+def _is_refused(extended: Formulation, problem: Problem, schedule: Schedule) -> bool:
     plan = plan_of(problem, schedule)
-    return together.refusal(together.trial(plan, simulate(plan))) is not None
+    return extended.refusal(extended.trial(plan, simulate(plan))) is not None
 
 
-def _priced_otherwise(
-    base: Formulation, together: Formulation, tried: Tried, ram_bytes: int, schedule: Schedule
+def _best_at_other_price(
+    base: Formulation, extended: Formulation, tried: Tried, ram_bytes: int, schedule: Schedule
 ) -> tuple[float, Schedule] | None:
-    """The best schedule for which the block adds other joules than for `schedule`, and its value."""
-    found: list[tuple[float, float, Schedule]] = []
-    for other, trial in accepted(together, tried, ram_bytes):
-        more = trial.overhead_j - base.trial(trial.plan, trial.simulation).overhead_j
-        found.append((together.goal.value(trial), more, other))
-    price = next(more for _, more, other in found if other == schedule)
-    others = [(value, other) for value, more, other in found if abs(more - price) > TOLERANCE * max(1.0, abs(price))]
+    """Return value and schedule of the best one for which the block adds other joules than for `schedule`, or None."""
+    candidates: list[tuple[float, float, Schedule]] = []
+    for other, trial in accepted(extended, tried, ram_bytes):
+        added_j = trial.overhead_j - base.trial(trial.plan, trial.simulation).overhead_j
+        candidates.append((extended.goal.value(trial), added_j, other))
+    reference_j = next(added_j for _, added_j, other in candidates if other == schedule)
+    others = [
+        (value, other)
+        for value, added_j, other in candidates
+        if abs(added_j - reference_j) > TOLERANCE * max(1.0, abs(reference_j))
+    ]
     return min(others, key=operator.itemgetter(0), default=None)
 
 
-def _stands(base: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> bool:
-    """Whether the model has the schedule without the block: it leaves out some that are of no use."""
-    found = held(base, problem, ram_bytes, schedule, backend)
-    return found is not None and found.point is not None
+def _model_has(base: Formulation, problem: Problem, ram_bytes: int, schedule: Schedule, backend: str) -> bool:
+    """Return whether the model without the block has the schedule; it leaves out some useless ones."""
+    fixed_search = held(base, problem, ram_bytes, schedule, backend)
+    return fixed_search is not None and fixed_search.point is not None

@@ -1,4 +1,4 @@
-"""What all contract suites share: the error that a broken extension ends in."""
+"""The error that all contract suites raise for a broken extension."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from poetopt.util.errors import PoetError
 
 
 class ContractError(PoetError, AssertionError):
-    """An extension that doesn't keep its contract. The message names the extension, the rule and the case."""
+    """An extension breaks its contract; the message names the extension, the rule and the case."""
 
 
-def require(kept: object, message: str) -> None:
+def require(condition: object, message: str) -> None:
     """Raise ContractError with `message` unless `kept`."""
-    if not kept:
+    if not condition:
         raise ContractError(message)

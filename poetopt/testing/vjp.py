@@ -1,4 +1,4 @@
-"""`check_vjp`: a gradient rule against finite differences in float64."""
+"""`check_vjp`: comparison of a gradient rule with finite differences in float64."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class VjpCheck:
-    """What `check_vjp` did: the largest deviation found, relative to gradient and direction, by input."""
+    """Result of `check_vjp`: the largest deviation by input, relative to the norms of gradient and direction."""
 
     op: str
     deviation: Mapping[str, float]
@@ -39,47 +39,61 @@ def check_vjp(
     tolerance: float = TOLERANCE,
     seed: int = 0,
 ) -> VjpCheck:
-    """Hold the registered rule of an ONNX operator against finite differences.
+    """Compare the registered gradient rule of an ONNX operator with finite differences.
 
+    Parameters
+    ----------
     op, attributes, opset
-        The operator, as in ONNX's default domain.
+        The operator, in ONNX's default domain.
     inputs
-        Arrays by position; None is an absent optional input. Floats are taken as float64. Keep them away from kinks.
+        Arrays by position; None is an absent optional input. Floats are converted to float64. Keep inputs away from
+        kinks.
     trained
         Positions that get gradients; by default all floating-point inputs.
     outputs
-        How many outputs the node has; the loss is a random combination of the floating-point ones.
+        Number of outputs of the node; the loss is a random combination of the floating-point ones.
     tolerance
-        Of the slope along random directions, relative to the norms of gradient and direction (and at least to 1).
+        Largest deviation of the slope along random directions, relative to the product of the norms of gradient and
+        direction, or to 1 if that is larger.
 
-    Raises ContractError where there is no rule, where it can't be applied, and where a gradient has the wrong shape or
-    the wrong value.
+    Raises
+    ------
+    ContractError
+        There is no rule, it fails, or a gradient has a wrong shape or a wrong value.
     """
-    given = tuple(a if a is None else _double(np.asarray(a)) for a in inputs)
-    floats = [k for k, a in enumerate(given) if a is not None and a.dtype == np.float64]
-    chosen = tuple(floats if trained is None else trained)
-    require(chosen, f"{op}: none of its inputs is a float, so there is no gradient to check")
-    graph = _graph(op, given, chosen, attributes or {}, outputs, opset, seed)
+    arrays = tuple(a if a is None else _double(np.asarray(a)) for a in inputs)
+    floats = [k for k, a in enumerate(arrays) if a is not None and a.dtype == np.float64]
+    positions = tuple(floats if trained is None else trained)
     require(
-        find_rule(graph.operators[0], opset) is not None, f"{op}: no rule is registered for opset {opset}; import yours"
+        positions, f"{op}: none of its inputs is a float, so there is no gradient to check; pass an array of floats"
+    )
+    graph = _graph(op, arrays, positions, attributes or {}, outputs, opset, seed)
+    require(
+        find_rule(graph.operators[0], opset) is not None,
+        f"{op}: no rule is registered for opset {opset}; import the module that registers it",
     )
     try:
         training = differentiate(graph, loss="none")
     except (PoetError, TypeError, ValueError, LookupError, AttributeError) as error:
         raise ContractError(f"{op}: the rule fails: {type(error).__name__}: {error}") from error
-    missing = [f"i{k}" for k in chosen if f"i{k}" not in training.gradients]
-    require(not missing, f"{op}: no gradient comes to input {', '.join(missing).replace('i', '')}")
+    missing = [f"i{k}" for k in positions if f"i{k}" not in training.gradients]
+    require(not missing, f"{op}: the rule gives no gradient for input {', '.join(missing).replace('i', '')}")
     values: dict[str, Array] = {name: training.values[name] for name in training.trained}
     try:
-        found = dict(zip(training.gradients, _run(training, tuple(training.gradients.values()), values), strict=True))
+        gradients = dict(
+            zip(training.gradients, _run(training, tuple(training.gradients.values()), values), strict=True)
+        )
     except _evaluation_errors() as error:
         raise ContractError(f"{op}: the rule's nodes don't run in float64: {error}") from error
     draw = np.random.default_rng(seed)
     deviation = {}
-    for name, gradient in found.items():
+    for name, gradient in gradients.items():
         k = int(name[1:])
-        want = graph.tensors[name].shape
-        require(gradient.shape == want, f"{op}: the gradient of input {k} has shape {gradient.shape}, the input {want}")
+        expected_shape = graph.tensors[name].shape
+        require(
+            gradient.shape == expected_shape,
+            f"{op}: the gradient of input {k} has shape {gradient.shape}, the input {expected_shape}",
+        )
         require(np.isfinite(gradient).all(), f"{op}: the gradient of input {k} is not finite everywhere")
         deviation[f"input {k}"] = _deviation(training, values, name, gradient, draw, f"{op}: input {k}", tolerance)
     return VjpCheck(op, deviation)
@@ -94,9 +108,9 @@ def _deviation(
     where: str,
     tolerance: float,
 ) -> float:
-    """The largest deviation over a few directions. Raises ContractError beyond the tolerance."""
-    worst = 0.0
-    (middle,) = _run(graph, graph.outputs, values)
+    """Return the largest deviation over three directions; raise ContractError beyond the tolerance."""
+    largest = 0.0
+    (at_point,) = _run(graph, graph.outputs, values)
     for _ in range(3):
         direction = draw.standard_normal(gradient.shape)
         sides = [
@@ -104,18 +118,18 @@ def _deviation(
             for sign in (1, -1)
         ]
         slope = (sides[0] - sides[1]) / (2 * STEP)
-        one_sided = abs(sides[0] + sides[1] - 2 * float(middle)) / STEP
+        one_sided = abs(sides[0] + sides[1] - 2 * float(at_point)) / STEP
         scale = max(1.0, float(np.linalg.norm(gradient) * np.linalg.norm(direction)))
-        off = abs(slope - float(np.sum(gradient * direction))) / scale
-        worst = max(worst, off)
-        # where a derivative on either side differs by this much, relatively, the point lies on a kink
-        kink = " (there seems to be a kink: give other inputs)" if one_sided > 2e-3 * scale else ""
+        deviation = abs(slope - float(np.sum(gradient * direction))) / scale
+        largest = max(largest, deviation)
+        # one-sided derivatives that differ by more than 0.2 % indicate a kink
+        kink = " (the point seems to lie on a kink: pass other inputs)" if one_sided > 2e-3 * scale else ""
         require(
-            off <= tolerance,
-            f"{where}: along a random direction the loss rises by {slope:.9g}, and the rule's gradient says "
-            f"{float(np.sum(gradient * direction)):.9g}: {off:.2g} apart, more than {tolerance:g}{kink}",
+            deviation <= tolerance,
+            f"{where}: along a random direction the slope of the loss is {slope:.9g}, and the rule's gradient says "
+            f"{float(np.sum(gradient * direction)):.9g}: they differ by {deviation:.2g}, more than {tolerance:g}{kink}",
         )
-    return worst
+    return largest
 
 
 def _graph(
@@ -127,40 +141,40 @@ def _graph(
     opset: int,
     seed: int,
 ) -> Graph:
-    """One operator, and a loss that weighs its floating-point outputs."""
+    """Return a graph of the operator, and of a loss that is a random combination of its floating-point outputs."""
     tensors: dict[str, Tensor] = {}
     values: dict[str, Array] = {}
     operators: list[Operator] = []
 
-    def value(name: str, array: Array, role: Role) -> str:
+    def add_value(name: str, array: Array, role: Role) -> str:
         values[name] = array
         tensors[name] = Tensor(name, array.shape, array.dtype.name, role)
         return name
 
-    def operate(name: str, node: Node, made: list[tuple[str, tuple[int, ...], str]]) -> None:
-        for output, shape, kind in made:
+    def add_operator(name: str, node: Node, output_types: list[tuple[str, tuple[int, ...], str]]) -> None:
+        for output, shape, kind in output_types:
             tensors[output] = Tensor(output, shape, kind, Role.ACTIVATION)
         read = tuple(dict.fromkeys(n for n in node.inputs if n))
-        operators.append(Operator(name, node.op_type, (node,), read, tuple(o for o, _, _ in made)))
+        operators.append(Operator(name, node.op_type, (node,), read, tuple(o for o, _, _ in output_types)))
 
     names = tuple(
-        "" if array is None else value(f"i{k}", array, Role.PARAMETER if k in trained else Role.CONSTANT)
+        "" if array is None else add_value(f"i{k}", array, Role.PARAMETER if k in trained else Role.CONSTANT)
         for k, array in enumerate(inputs)
     )
     node = Node(op, names, tuple(f"y{k}" for k in range(outputs)), attributes)
     results = _forward(node, values, opset)
-    operate(op, node, [(f"y{k}", y.shape, y.dtype.name) for k, y in enumerate(results)])
+    add_operator(op, node, [(f"y{k}", y.shape, y.dtype.name) for k, y in enumerate(results)])
     total = ""
     for k, y in enumerate(results):
         if y.dtype.kind != "f":
             continue
-        weight = value(f"r{k}", np.random.default_rng([seed, 7, k]).standard_normal(y.shape), Role.CONSTANT)
-        operate(f"weigh{k}", Node("Mul", (f"y{k}", weight), (f"m{k}",)), [(f"m{k}", y.shape, "float64")])
-        operate(f"sum{k}", Node("ReduceSum", (f"m{k}",), (f"s{k}",), {"keepdims": 0}), [(f"s{k}", (), "float64")])
+        weight = add_value(f"r{k}", np.random.default_rng([seed, 7, k]).standard_normal(y.shape), Role.CONSTANT)
+        add_operator(f"weigh{k}", Node("Mul", (f"y{k}", weight), (f"m{k}",)), [(f"m{k}", y.shape, "float64")])
+        add_operator(f"sum{k}", Node("ReduceSum", (f"m{k}",), (f"s{k}",), {"keepdims": 0}), [(f"s{k}", (), "float64")])
         if total:
-            operate(f"add{k}", Node("Add", (total, f"s{k}"), (f"t{k}",)), [(f"t{k}", (), "float64")])
+            add_operator(f"add{k}", Node("Add", (total, f"s{k}"), (f"t{k}",)), [(f"t{k}", (), "float64")])
         total = f"t{k}" if total else f"s{k}"
-    require(total, f"{op}: none of its outputs is a float, so there is no loss to take")
+    require(total, f"{op}: none of its outputs is a float, so there is no loss to differentiate")
     return Graph(
         name=f"check of {op}", tensors=tensors, operators=tuple(operators), inputs=(), outputs=(total,), values=values,
         trained=tuple(f"i{k}" for k in trained), opset=opset,
@@ -168,7 +182,7 @@ def _graph(
 
 
 def _forward(node: Node, values: Mapping[str, Array], opset: int) -> list[Array]:
-    """The outputs of the operator alone."""
+    """Return the outputs of the operator alone."""
     import onnx
 
     from poetopt.frontends.proto import node_proto
@@ -187,7 +201,7 @@ def _forward(node: Node, values: Mapping[str, Array], opset: int) -> list[Array]
 
 
 def _run(graph: Graph, outputs: tuple[str, ...], values: Mapping[str, Array]) -> list[Array]:
-    """Outputs of the graph with other values of its trained inputs."""
+    """Return outputs of the graph for other values of its trained inputs."""
     import onnx
 
     from poetopt.frontends.proto import model_proto
@@ -199,7 +213,7 @@ def _run(graph: Graph, outputs: tuple[str, ...], values: Mapping[str, Array]) ->
 
 
 def _evaluate(model: Any, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
-    """On onnxruntime, or where it has no float64 kernel, on onnx's reference evaluator."""
+    """Run a model on onnxruntime, or on onnx's reference evaluator where onnxruntime has no float64 kernel."""
     import onnxruntime as ort
     from onnx.reference import ReferenceEvaluator
 

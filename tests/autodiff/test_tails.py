@@ -199,7 +199,7 @@ def test_logarithms_of_a_sigmoid() -> None:
 def test_an_output_of_the_inputs_shape_gets_mse(shape: tuple[int, ...], tail: str) -> None:
     found = model(tail, shape)
     check(found, "mse", lambda y, feeds: mse(y, feeds["target"]))
-    assert "as it has the shape of the input 'x'" in differentiate(found).notes[-1]
+    assert "because the output has the shape of the input 'x'" in differentiate(found).notes[-1]
 
 
 @pytest.mark.parametrize(("tail", "kind"), [("Softmax<axis=-1>", "cross-entropy"), ("Sigmoid", "bce")])

@@ -335,13 +335,13 @@ class Attachment:
             values={name: value for name, value in self.builder.values.items() if name in used},
         )
 
-    def carried(self, old: Tensor, made: str) -> str:
-        """Rename the tensor `made`, the new value of `old`, whose bytes and role it takes; return its name."""
+    def carried(self, old: Tensor, current_name: str) -> str:
+        """Rename the tensor `current_name`, the new value of `old`, whose bytes and role it takes; return its name."""
         name = f"{old.name}.new"
-        if name != made and self.builder.unique(name) != name:
+        if name != current_name and self.builder.unique(name) != name:
             raise ModelError(f"{self.source.name}: a tensor is named {name!r} already; rename it in the model")
-        del self.builder.tensors[made]
-        return self.builder.tensor(name, old.shape, old.dtype, old.role).name
+        del self.builder.tensors[current_name]
+        return self.builder.add_tensor(name, old.shape, old.dtype, old.role).name
 
     def transient(self, operators: list[Operator]) -> list[Operator]:
         """Return operators whose gradients are no results of the step: without copies and additions in place."""

@@ -209,14 +209,14 @@ class Taking:
 
     Attributes
     ----------
-    given, made
-        Names of the input and of the output.
+    input, output
+        Names of both.
     way
         The runtime's variant of the operator.
     """
 
-    given: str
-    made: str
+    input: str
+    output: str
     way: RuntimeVariant
 
 
