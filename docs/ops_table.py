@@ -61,7 +61,7 @@ REGIONS = """
 Exporters write several nodes in place of one op. poetopt recognises them by their
 values or structure (`poetopt.autodiff.regions`). `tests/autodiff/test_regions.py`
 compares them with the same network without regions. QuantizeLinear and DequantizeLinear
-have the rules of `--with straight-through` (`poetopt.autodiff.quantization`).
+have the rules of `--straight-through` (`poetopt.autodiff.quantization`).
 
 | region | rule |
 |---|---|

@@ -275,7 +275,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     model.unlink()
     ended = run("verify", place)
     assert ended.code == 0
-    assert "lenet.onnx is not there" in " ".join(ended.out.split())
+    assert "lenet.onnx is missing" in " ".join(ended.out.split())
     onnx.save(zoo.build("lenet", 4), tmp_path / "moved.onnx")
     moved = tmp_path / "moved.onnx"
     assert f"computed again from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())
