@@ -110,14 +110,14 @@ class Model:
         """
         granularity, optimizer = options.granularity, options.optimizer
         if granularity not in GRANULARITIES:
-            raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
+            raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
         rule = autodiff.label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
         has_fixed_training = self.graph.named or self.graph.parts > 1
         trains = options.lazy_tables or optimizer != "none" or not {*TRAINS}.isdisjoint(changed(options, StepOptions))
         if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or has_fixed_training):
             raise OptionError(
                 "--loss forward-only: nothing is trained. Leave out --train, --freeze, --optimizer, --micro-batch, and "
-                "--with clip-norm, rates, lazy-tables, straight-through, ignore-index, class-weights, label-smoothing"
+                "--clip-norm, --rates, --lazy-tables, --straight-through, ignore-index, class-weights, label-smoothing"
             )
         graph_options = {**part(options, StepOptions), "maxima": options.maxima, "over": options.over}
         derived = self.training_graph(**graph_options)

@@ -71,7 +71,7 @@ def costed(
     device, profile, runtime = options.device, options.profile, options.runtime
     parameters, stream, total_ram_bytes, ram = options.parameters, options.stream, total_bytes(options), options.ram
     if stream not in STREAM:
-        raise OptionError(f"--with stream={stream}: must be {' or '.join(STREAM)}")
+        raise OptionError(f"--stream {stream}: must be {' or '.join(STREAM)}")
     if parameters not in (AUTO, *PARAMETERS):
         raise OptionError(f"--parameters {parameters}: must be {AUTO}, {RESIDENT} or {PAGED}")
     if isinstance(step, Problem):

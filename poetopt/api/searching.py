@@ -102,7 +102,7 @@ def _limit_j(problem: Problem, found: Options, options: SolvingOptions, steps: i
     """Return the joules of a step within which the least RAM is searched for."""
     if options.energy_limit is None:
         return None
-    limit = parse_energy(options.energy_limit, option="--with energy-limit=")
+    limit = parse_energy(options.energy_limit, option="--energy-limit")
     if isinstance(limit, Factor):
         return limit.times * formulation_of(found.formulation).baseline_j(problem)
     return limit / steps

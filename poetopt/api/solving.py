@@ -100,11 +100,9 @@ def _prepare_options(options: SolveOptions) -> SolveOptions:
     total_bytes(options)
     minimize, blocks, energy_limit = options.minimize, options.blocks, options.energy_limit
     if minimize not in ("energy", "ram"):
-        raise OptionError(f"--with minimize={minimize}: must be energy or ram")
+        raise OptionError(f"--minimize {minimize}: must be energy or ram")
     if minimize == "ram" and (options.batch == MAX or options.micro_batch == AUTO):
-        raise OptionError(
-            "--with minimize=ram: it needs a single problem. Leave out --batch max and --micro-batch auto"
-        )
+        raise OptionError("--minimize ram: it needs a single problem. Leave out --batch max and --micro-batch auto")
     if energy_limit is not None and minimize == "energy":
         blocks = [
             *blocks,

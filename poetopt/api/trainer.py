@@ -59,7 +59,7 @@ class Trainer(Closing):
         `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`. `warmup:500,cosine` first raises the
         rate over 500 steps, `warmup:5%,cosine` over a share of all steps.
     clip_norm
-        Bound of the norm of all gradients, 1 by default, if the plan's step clips (`solve --with clip-norm`).
+        Bound of the norm of all gradients, 1 by default, if the plan's step clips (`solve --clip-norm`).
     seed
         Seed of the order of batches.
     workdir

@@ -244,8 +244,8 @@ class TrainingFile:
         if changed(options, TrainingOptions):
             raise OptionError(
                 f"{self.file.source}: a problem file has its backward operators already. Leave out --loss, --output, "
-                "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "
-                "separate-updates, clip-norm, rates and lazy-tables"
+                "--optimizer, and --ignore-index, --class-weights, --label-smoothing, --granularity, "
+                "--straight-through, --separate-updates, --clip-norm, --rates and --lazy-tables"
             )
         return self
 
@@ -325,16 +325,14 @@ def _device_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
 
 
 def _lazy_notes(graph: TrainingGraph, is_requested: bool) -> tuple[str, ...]:
-    """Return notes on --with lazy-tables."""
+    """Return notes on --lazy-tables."""
     tables = dict.fromkeys(rows.of for rows in graph.joint.rows.values() if rows.of)
     if tables:
         return (
             f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change only in steps that use "
             f"it, although {graph.optimizer} would change every row in every step",
         )
-    return (
-        ("--with lazy-tables changes nothing: no table with optimizer states is paged by rows",) if is_requested else ()
-    )
+    return ("--lazy-tables changes nothing: no table with optimizer states is paged by rows",) if is_requested else ()
 
 
 def _source_note(device: Device) -> str:

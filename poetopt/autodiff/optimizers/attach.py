@@ -214,13 +214,13 @@ def with_updates(
         )
     if clip and optimizer == "none":
         raise OptionError(
-            "--with clip-norm: the step ends with gradients and has no update, so clipping has no effect; choose an "
+            "--clip-norm: the step ends with gradients and has no update, so clipping has no effect; choose an "
             "optimizer with --optimizer"
         )
     factors = _factors(graph.trained, rates or {})
     if rates and optimizer == "none":
         raise OptionError(
-            "--with rates: the step ends with gradients and has no update with a learning rate; choose an optimizer "
+            "--rates: the step ends with gradients and has no update with a learning rate; choose an optimizer "
             "with --optimizer"
         )
     if graph.parts > 1:
@@ -246,8 +246,8 @@ def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict
             factors[pattern] = math.nan
         if not pattern or not factors[pattern] >= 0:
             raise OptionError(
-                f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: must be a pattern of parameters and a factor "
-                "of their learning rate, 0 or more, as in --with rates=features.*=0.1"
+                f"--rates {f'{pattern}=' * bool(pattern)}{factor}: must be a pattern of parameters and a factor "
+                "of their learning rate, 0 or more, as in --rates features.*=0.1"
             )
     return factors
 
@@ -259,7 +259,7 @@ def _factors(trained: Sequence[str], rates: Mapping[str, float]) -> dict[str, fl
         matched = fnmatch.filter(trained, pattern)
         if not matched:
             raise OptionError(
-                f"--with rates={pattern}={factor:g}: no trained parameter matches{closest(pattern, trained)}; "
+                f"--rates {pattern}={factor:g}: no trained parameter matches{closest(pattern, trained)}; "
                 f"there are {listed(trained)}"
             )
         factors = {**dict.fromkeys(matched, factor), **factors}

@@ -187,7 +187,7 @@ def _remedy(graph: Graph, found: InputLimits, values: Array) -> str:
     """The remedy where a label may stand for none, or labels count from 1."""
     ours = found.what == LABEL and isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy"
     if ours and values[0] < 0 and not found.ignored:
-        return f"; if it stands for rows to leave out, solve with --with ignore-index={values[0]}"
+        return f"; if it stands for rows to leave out, solve with --ignore-index {values[0]}"
     if found.what == LABEL and values[0] > 0 and values[-1] == found.most + 1:
         return "; classes count from 0: subtract 1, if these count from 1"
     return ""

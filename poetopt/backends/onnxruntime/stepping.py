@@ -58,7 +58,7 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
         if name not in known or name == STEP:
             has = ", ".join(n for n in known if n != STEP)
             whose = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
-            remedy = "--optimizer and --with clip-norm" if name == CLIP else "another --optimizer"
+            remedy = "--optimizer and --clip-norm" if name == CLIP else "another --optimizer"
             raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
         least, below = _RANGES.get(name, (0.0, math.inf))
         try:

@@ -179,7 +179,7 @@ KNOWN = {
         reserved={
             **dict.fromkeys(("sec", "seconds", "timemode"), "--time-limit"),
             **dict.fromkeys(("ratiogap", "allowablegap"), "--gap"),
-            **dict.fromkeys(("solution", "printingoptions"), "--with log"),
+            **dict.fromkeys(("solution", "printingoptions"), "--log"),
             "threads": "--threads",
         },
     ),
@@ -380,7 +380,7 @@ SCIP_RESERVED = {
     "limits/gap": "--gap",
     "limits/absgap": "--gap",
     "parallel/maxnthreads": "--threads",
-    "display/verblevel": "--with log",
+    "display/verblevel": "--log",
 }
 
 

@@ -229,7 +229,7 @@ def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[
 
 def option_error(key: str, value: str, told: str) -> OptionError:
     """The error for a solver's option that can't be had, with what is wrong about it."""
-    return OptionError(f"--with solver-option={key}={value}: {told}")
+    return OptionError(f"--solver-option {key}={value}: {told}")
 
 
 def unbounded() -> PoetError:

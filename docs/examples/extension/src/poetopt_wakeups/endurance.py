@@ -99,9 +99,7 @@ def _option(value: str, problem: Problem, steps: int) -> Block:
     battery, slash, flash = value.partition("/")
     energy = parse_energy(battery, option="--block endurance") if slash else Factor(1.0)
     if isinstance(energy, Factor):
-        raise OptionError(
-            f"--block endurance={value}: give the battery's joules and the flash's bytes, as in 20kJ/10GB"
-        )
+        raise OptionError(f"--block endurance={value}: give the battery's joules and the flash's bytes: 20kJ/10GB")
     return endurance(energy, parse_size(flash, option="--block endurance"))
 
 

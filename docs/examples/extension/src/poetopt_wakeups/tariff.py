@@ -157,9 +157,7 @@ def _steps(value: str, problem: Problem, steps: int) -> Sequence[tuple[float, fl
         except ValueError:
             found.append((0.0, math.nan))
         if math.isnan(found[-1][1]):
-            raise OptionError(
-                f"--block tariff={value}: give joules and how often each counts from there on, as in 3J:2"
-            )
+            raise OptionError(f"--block tariff={value}: give joules and how often each counts from there on: 3J:2")
     return found
 
 
