@@ -109,9 +109,9 @@ eight bits.
 A last layer and its cross-entropy become one operator if the scores of all classes
 would take much memory. The layer is a MatMul or Gemm with a row for each class; its
 weight is trained, or frozen as floats or as integers of 8 or 4 bits. Labels may be left
-out for a whole batch, but classes may be neither weighted nor smoothed. The scores must
-take more than those of 2,048 classes with their rows of the weight; for a trained
-weight, more than the weight.
+out for a whole batch, but classes may be neither weighted nor smoothed. For a frozen
+weight, the scores must take more than the scores of 2,048 classes and their rows of the
+weight. For a trained one, they must take more than the weight.
 
 The operator computes loss and gradient in one pass over chunks of classes, and never
 holds all scores at once. A trained weight's gradient computes the scores again, chunk
