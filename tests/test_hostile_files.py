@@ -150,5 +150,5 @@ def test_results_that_no_sweep_wrote(tmp_path: Path) -> None:
             pass
     path.unlink()
     path.symlink_to("/dev/null")
-    with pytest.raises(OptionError, match="no regular file"), opened(path, points):
+    with pytest.raises(OptionError, match="not a regular file"), opened(path, points):
         pass

@@ -417,5 +417,5 @@ def test_the_mean_over_labels_that_count_is_that_of_the_whole_batch(rule: Mappin
         found, _ = executed(made(parts), batch)
         close(found, wanted)
     assert made(2).graph.whole.inputs == ("x", "labels")  # type: ignore[union-attr]
-    with pytest.raises(OptionError, match=r"on the runtime c a batch comes part by part. Leave --micro-batch out"):
+    with pytest.raises(OptionError, match=r"on the runtime c a batch comes part by part\. Leave --micro-batch out"):
         made(2, "c")

@@ -153,10 +153,10 @@ def _call_in_subprocess(task: str, function: Callable[..., T], *arguments: objec
 
 
 def _load_plan(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:
-    found = load_plan(plan, model=model, allow_symlinks=allow_symlinks)
-    if found.plan.problem.runtime == "c":
+    plan_file = load_plan(plan, model=model, allow_symlinks=allow_symlinks)
+    if plan_file.plan.problem.runtime == "c":
         raise OtherRuntimeError(f"{plan}: it is a plan for kernels in C, not for onnxruntime")
-    return found
+    return plan_file
 
 
 def _prepare(

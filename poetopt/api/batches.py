@@ -72,7 +72,7 @@ class ExaminedBatch:
     plain: bool = False
 
 
-def largest_batch(given: Solvable, options: SolveOptions, begin: float) -> Report:
+def largest_batch(source: Solvable, options: SolveOptions, begin: float) -> Report:
     """Return the report of the largest batch with a schedule, or of the smallest one if none is known to have one.
 
     Parameters
@@ -89,22 +89,22 @@ def largest_batch(given: Solvable, options: SolveOptions, begin: float) -> Repor
     """
     if isinstance(options.ram, str | Share) and isinstance(parse_ram(options.ram), Share):
         raise OptionError(f"--batch {MAX}: --ram {options.ram} grows with the batch. Give a size, or --total-ram")
-    result = _largest(given, options, begin)
+    result = _largest(source, options, begin)
     if result is None:
-        return search(_problems_at(given, options, 1), options)
+        return search(_problems_at(source, options, 1), options)
     largest, problem, schedule = result
     return replace(search((problem,), options, (schedule,)), largest=largest)
 
 
-def _problems_at(given: Solvable, options: SolveOptions, batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
-    return costed(step_of(given, replace(options, batch=batch)), options, roomiest=roomiest)
+def _problems_at(source: Solvable, options: SolveOptions, batch: int, *, roomiest: bool = False) -> Iterator[Problem]:
+    return costed(step_of(source, replace(options, batch=batch)), options, roomiest=roomiest)
 
 
-def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Problem, Schedule] | None:
+def _largest(source: Solvable, options: SolveOptions, begin: float) -> tuple[LargestBatch, Problem, Schedule] | None:
     """Return the largest batch with a schedule, its problem, and the schedule; None if none is known to have one."""
     max_batch = LARGEST_SIZE if options.samples is None else options.samples
     # Problems with the most room for the schedule come first.
-    batches = _Batches(given, options, begin, max_batch, roomiest=True)
+    batches = _Batches(source, options, begin, max_batch, roomiest=True)
     # Start from the first of these that isn't refused: under a deadline for the whole training, larger ones are faster.
     first_batches = dict.fromkeys(min(batch, max_batch) for batch in (1, 16, 256, 4096))
     low = next((one for one in map(batches.look, first_batches) if one.room >= 0), None)
@@ -117,7 +117,7 @@ def _largest(given: Solvable, options: SolveOptions, begin: float) -> tuple[Larg
     known = best.known
     if best.plain:  # then the most room isn't needed
         known = (
-            _Batches(given, options, begin, max_batch, roomiest=False).scheduled(best.batch, search=False).known
+            _Batches(source, options, begin, max_batch, roomiest=False).scheduled(best.batch, search=False).known
             or known
         )
     largest = LargestBatch(
@@ -139,7 +139,7 @@ class _Batches:
 
     @property
     def early(self) -> bool:
-        """Whether enough of the time limit is left for an optional search."""
+        """Return whether enough of the time limit is left for an optional search."""
         return time.monotonic() < self.begin + EARLY_SHARE * self.limit_s
 
     def look(self, batch: int) -> ExaminedBatch:
@@ -192,14 +192,14 @@ class _Batches:
 
 
 def _search_schedule(looked: ExaminedBatch, problem: Problem, options: Options) -> ExaminedBatch:
-    """The find of a search in a part of its time: a schedule, that there is none, or nothing."""
-    # of the time limit, for a search of a schedule at a batch where heuristics find none
-    found = search_problem(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
-    if found.interrupted:
+    """Return the batch after a search in a part of the time: with a schedule, refused, or unchanged."""
+    # Share of the time limit for a search at a batch without a schedule of heuristics.
+    solution = search_problem(problem, replace(options, gap=1.0, time_limit_s=0.2 * options.time_limit_s))
+    if solution.interrupted:
         raise KeyboardInterrupt
-    if found.plan is not None:
-        return replace(looked, known=(problem, schedule_of(found.plan)))
-    if found.status is Status.INFEASIBLE:
+    if solution.plan is not None:
+        return replace(looked, known=(problem, schedule_of(solution.plan)))
+    if solution.status is Status.INFEASIBLE:
         return replace(looked, open=(), why="a search proves that there is no schedule")
     return looked
 
@@ -275,7 +275,7 @@ def _room(problem: Problem, options: Options) -> tuple[float, str]:
     return room, why
 
 
-def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report:
+def least_energy(source: Solvable, options: SolveOptions, begin: float) -> Report:
     """Return the report of the number of parts with the least energy, or the fewest parts if several have it.
 
     If no number has a schedule, the report is that of the last one.
@@ -295,13 +295,13 @@ def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report
     """
     if options.batch == MAX:
         raise OptionError(f"--batch {MAX}: --micro-batch cuts a batch of a known size. Give a number")
-    whole_batch = step_of(given, replace(options, micro_batch=1))
+    whole_batch = step_of(source, replace(options, micro_batch=1))
     limit_s = parse_time(options.time_limit, option="--time-limit")
     tried: dict[int, PartsTried] = {}
     numbers = [1]
-    for parts in divisors(_batch_of(whole_batch, given))[1:]:
+    for parts in divisors(_batch_of(whole_batch, source))[1:]:
         try:
-            step_of(given, replace(options, micro_batch=parts))
+            step_of(source, replace(options, micro_batch=parts))
             numbers.append(parts)
         except (ModelError, OptionError) as error:
             tried[parts] = PartsTried(parts=parts, why=str(error))
@@ -311,7 +311,7 @@ def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report
     best: tuple[int, Report] | None = None
     least_j: float | None = None
     for parts in numbers:
-        step = whole_batch if parts == 1 else step_of(given, replace(options, micro_batch=parts))
+        step = whole_batch if parts == 1 else step_of(source, replace(options, micro_batch=parts))
         limited = replace(options, time_limit=first_s, begin=time.monotonic())
         try:
             report = search(_below_energy(costed(step, options), least_j), limited)
@@ -330,7 +330,7 @@ def least_energy(given: Solvable, options: SolveOptions, begin: float) -> Report
     parts, report = best
     remaining_s = begin + limit_s - time.monotonic()
     if report.status in ("feasible", "unknown") and not report.solution.interrupted and remaining_s > 0:
-        step = whole_batch if parts == 1 else step_of(given, replace(options, micro_batch=parts))
+        step = whole_batch if parts == 1 else step_of(source, replace(options, micro_batch=parts))
         limited = replace(options, time_limit=remaining_s, begin=time.monotonic())
         known = () if report.plan is None else (schedule_of(report.plan),)
         report = search(costed(step, options), limited, known)
@@ -349,12 +349,12 @@ def _below_energy(problems: Iterator[Problem], joules: float | None) -> Iterator
         yield problem
 
 
-def _batch_of(step: Problem | Training | TrainingFile, given: Solvable) -> int:
+def _batch_of(step: Problem | Training | TrainingFile, source: Solvable) -> int:
     """Return the batch to cut into parts. Raises OptionError if there is none."""
     graph = step.graph if isinstance(step, Training) else None
     shape = graph.tensors[graph.inputs[0]].shape if graph is not None and graph.inputs else ()
     if not shape:
-        raise OptionError(f"{given}: --micro-batch {AUTO}: there is no batch to cut into parts")
+        raise OptionError(f"{source}: --micro-batch {AUTO}: there is no batch to cut into parts")
     return shape[0]
 
 

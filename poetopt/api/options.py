@@ -385,9 +385,10 @@ def keywords(
     def decorate(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, P], Result]:
         first, second = inspect.signature(function).parameters.values()
 
-        own = inspect.signature(options_class)
-        signature = own.replace(
-            parameters=[first, *own.parameters.values()], return_annotation=function.__annotations__["return"]
+        signature_of_options = inspect.signature(options_class)
+        signature = signature_of_options.replace(
+            parameters=[first, *signature_of_options.parameters.values()],
+            return_annotation=function.__annotations__["return"],
         )
 
         @wraps(function)

@@ -118,8 +118,8 @@ def _load_device(device: Device | str | os.PathLike[str]) -> Device:
     return device_of(device) if isinstance(device, str | os.PathLike) else device
 
 
-def problem_of(given: Solvable, options: MethodOptions) -> Problem:
-    """Return the problem that `given` is, or becomes on a device.
+def problem_of(source: Solvable, options: MethodOptions) -> Problem:
+    """Return the problem that `source` is, or becomes on a device.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def problem_of(given: Solvable, options: MethodOptions) -> Problem:
     PoetError
         Other errors are those of `load`, `Model.differentiate` and `Training.cost`.
     """
-    step = step_of(given, options)
+    step = step_of(source, options)
     if isinstance(step, Problem):
         if changed(options, CostOptions):
             raise OptionError(
@@ -138,8 +138,8 @@ def problem_of(given: Solvable, options: MethodOptions) -> Problem:
     return step.cost(checked_device(options.device), profile=options.profile, runtime=options.runtime)
 
 
-def step_of(given: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile:
-    """Return the training step that `given` is, or becomes with its options; a problem is one already.
+def step_of(source: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile:
+    """Return the training step that `source` is, or becomes with its options; a problem is one already.
 
     Raises
     ------
@@ -148,24 +148,24 @@ def step_of(given: Solvable, options: TrainingOptions) -> Problem | Training | T
     PoetError
         Other errors are those of `load` and `Model.differentiate`.
     """
-    return differentiated(read(given, options), options)
+    return differentiated(read(source, options), options)
 
 
-def read(given: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile | Model:
-    """Return the model that `given` is, or the file that is read. Raises OptionError, and errors of `load`."""
-    if not isinstance(given, Problem | Training | TrainingFile | Model) and _is_model(given):
-        return load(given, **part(options, ReadingOptions))
+def read(source: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile | Model:
+    """Return the model that `source` is, or the file that is read. Raises OptionError, and errors of `load`."""
+    if not isinstance(source, Problem | Training | TrainingFile | Model) and _is_model(source):
+        return load(source, **part(options, ReadingOptions))
     late_options = changed(options, ReadingOptions)
-    if not isinstance(given, Model | TrainingFile):
+    if not isinstance(source, Model | TrainingFile):
         late_options += changed(options, TrainingOptions)
     if late_options:
         raise OptionError(
-            f"{', '.join(late_options)}: too late for a {type(given).__name__}, which is made with such options. Give "
+            f"{', '.join(late_options)}: too late for a {type(source).__name__}, which is made with such options. Give "
             "the model's path with them"
         )
-    if not isinstance(given, Problem | Training | TrainingFile | Model):
-        check_problem(given)
-    return given  # type: ignore[return-value]
+    if not isinstance(source, Problem | Training | TrainingFile | Model):
+        check_problem(source)
+    return source  # type: ignore[return-value]
 
 
 def differentiated(
@@ -184,6 +184,6 @@ def checked_device(device: Device | str | os.PathLike[str] | None) -> Device | s
     return device
 
 
-def _is_model(given: object) -> bool:
+def _is_model(source: object) -> bool:
     """Return whether `load` takes it; an onnx.ModelProto is recognized by its attributes, without importing onnx."""
-    return isinstance(given, str | os.PathLike) or (hasattr(given, "graph") and hasattr(given, "SerializeToString"))
+    return isinstance(source, str | os.PathLike) or (hasattr(source, "graph") and hasattr(source, "SerializeToString"))

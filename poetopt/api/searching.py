@@ -98,13 +98,13 @@ def engine_options(problem: Problem, options: SolvingOptions) -> Options:
     return engine if options.log is None else replace(engine, log=os.fspath(options.log))
 
 
-def _limit_j(problem: Problem, found: Options, options: SolvingOptions, steps: int) -> float | None:
+def _limit_j(problem: Problem, engine: Options, options: SolvingOptions, steps: int) -> float | None:
     """Return the joules of a step within which the least RAM is searched for."""
     if options.energy_limit is None:
         return None
     limit = parse_energy(options.energy_limit, option="--energy-limit")
     if isinstance(limit, Factor):
-        return limit.times * formulation_of(found.formulation).baseline_j(problem)
+        return limit.times * formulation_of(engine.formulation).baseline_j(problem)
     return limit / steps
 
 

@@ -173,18 +173,20 @@ def _describe_device(problem: Problem) -> str:
     return shown(f"{problem.device} ({file})" if isinstance(file, str) else problem.device)
 
 
-def _differences(found: Problem, made: Problem) -> Iterator[tuple[str, str, object, object]]:
+def _differences(file_problem: Problem, computed_problem: Problem) -> Iterator[tuple[str, str, object, object]]:
     """Yield each field that differs: its name, its owner, its value in the file, and the computed value.
 
     Operators and tensors agree in name, number and wiring.
     """
     for kind in ("operators", "tensors"):
-        for index, (in_file, computed) in enumerate(zip(getattr(found, kind), getattr(made, kind), strict=True)):
+        for index, (in_file, computed) in enumerate(
+            zip(getattr(file_problem, kind), getattr(computed_problem, kind), strict=True)
+        ):
             if in_file != computed:
                 for key, file_value, computed_value in _differing_fields(in_file, computed):
                     yield key, f"{kind}[{index}] ({shown(in_file.name)}) has ", file_value, computed_value
-    has_file_name = _named_by_file(found) and _named_by_file(made)
-    for key, file_value, computed_value in _differing_fields(found, made):
+    has_file_name = _named_by_file(file_problem) and _named_by_file(computed_problem)
+    for key, file_value, computed_value in _differing_fields(file_problem, computed_problem):
         if not (key == "name" and has_file_name):
             yield key, "it has ", file_value, computed_value
 
@@ -224,12 +226,12 @@ def _describe_source(key: str, problem: Problem, network: bool, measured: bool) 
     return f"its model on {shown(problem.device)} gives" if source is OF_DEVICE else "its model gives"
 
 
-def _has_same_notes(file: codec.PlanFile, made: Problem) -> bool:
-    graph_notes = made.graph.notes if made.graph is not None else ()
+def _has_same_notes(file: codec.PlanFile, computed_problem: Problem) -> bool:
+    graph_notes = computed_problem.graph.notes if computed_problem.graph is not None else ()
     notes_in_report, important = file.report.get("notes"), file.report.get("important")
     return (
-        file.plan.problem.notes == made.notes
-        and (notes_in_report is None or notes_in_report == [*made.notes, *graph_notes])
+        file.plan.problem.notes == computed_problem.notes
+        and (notes_in_report is None or notes_in_report == [*computed_problem.notes, *graph_notes])
         and (important is None or important == notes.document(graph_notes))
     )
 
@@ -281,7 +283,7 @@ def verify(
     """
     shown = os.fspath(path)
     loaded = codec.load(shown)
-    again = recomputed(
+    recomputed_problem = recomputed(
         shown,
         loaded,
         model=model,
@@ -290,7 +292,7 @@ def verify(
         compare_model=compare_model,
         allow_symlinks=allow_symlinks,
     )
-    loaded = again.file
+    loaded = recomputed_problem.file
     try:
         simulation = simulate(loaded.plan, ram_bytes=loaded.ram_bytes, deadline_s=loaded.deadline_s)
     except PlanError as error:
@@ -306,7 +308,7 @@ def verify(
                 raise
             none = str(error).removeprefix(f"{shown}: ")
     return Verification(
-        **{**vars(again), "taken": (*again.taken, *taken)},
+        **{**vars(recomputed_problem), "taken": (*recomputed_problem.taken, *taken)},
         simulation=simulation,
         certificate=certificate,
         differs=differs,

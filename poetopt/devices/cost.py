@@ -52,7 +52,7 @@ WEIGHTS = frozenset({Role.PARAMETER, Role.CONSTANT})
 SCHEDULED = WEIGHTS | {Role.GRADIENT_SUM, Role.OPTIMIZER_STATE}
 """Roles whose tensors may have their home on storage."""
 STREAM = ("auto", "never")
-"""Whether operators may stream operands from and to storage."""
+"""Modes of streaming operands from and to storage."""
 
 
 @dataclass(frozen=True)

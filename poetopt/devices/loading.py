@@ -19,12 +19,12 @@ from poetopt.util.text import near
 _AMOUNT = re.compile(r"\s*([0-9.eE+-]+)\s*(\S+)\s*\Z")
 
 
-def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str, Any]:
+def overlaid(table: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the table of the file `path` on top of its base.
 
     Parameters
     ----------
-    own
+    table
         Table of the file itself.
     base
         Complete table of the device or file that it is based on.
@@ -35,7 +35,7 @@ def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str,
         For a figure that is neither a table nor `"4 GiB"` nor a number.
     """
     name = str(base.get("name"))
-    figures = own.get("figures", {})
+    figures = table.get("figures", {})
     if not isinstance(figures, dict):
         raise DeviceError(f"{path}: figures: must be tables, as in [figures.ram_bytes]")
     default_source = {"kind": "estimate", "source": f"given in {path.name}, which is based on {name}"}
@@ -44,16 +44,16 @@ def overlaid(own: dict[str, Any], base: dict[str, Any], path: Path) -> dict[str,
         figure: {**default_source, **_unit_of(inherited.get(figure)), **_figure_table(figure, entry, path)}
         for figure, entry in figures.items()
     }
-    result = {**base, **own, "figures": {**inherited, **changed}}
-    if "dma" in own:
-        dma = own["dma"] if isinstance(own["dma"], dict) else {"value": own["dma"]}
+    result = {**base, **table, "figures": {**inherited, **changed}}
+    if "dma" in table:
+        dma = table["dma"] if isinstance(table["dma"], dict) else {"value": table["dma"]}
         result["dma"] = {**default_source, **dma}
-    names = [*changed, *(["dma"] if "dma" in own else [])]
+    names = [*changed, *(["dma"] if "dma" in table else [])]
     exceptions = f", but for {', '.join(names)}" if names else ""
-    result["name"] = own.get("name", path.stem)
-    result["description"] = own.get("description", f"as {name}{exceptions}")
-    result["notes"] = [f"based on {name}: its figures{exceptions}", *base.get("notes", []), *own.get("notes", [])]
-    result["aliases"] = own.get("aliases", [])
+    result["name"] = table.get("name", path.stem)
+    result["description"] = table.get("description", f"as {name}{exceptions}")
+    result["notes"] = [f"based on {name}: its figures{exceptions}", *base.get("notes", []), *table.get("notes", [])]
+    result["aliases"] = table.get("aliases", [])
     del result["base"]
     return result
 

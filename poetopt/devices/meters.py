@@ -288,13 +288,13 @@ def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = H
         return asked
     kind, _, label = asked.partition(":")
     if asked == "rapl":
-        found = Counter.open(powercap)
-        if found is None:
+        meter = Counter.open(powercap)
+        if meter is None:
             raise OptionError(
                 f"--meter rapl: {powercap} has no readable counter. Allow reading as root: chmod a+r "
                 f"{powercap}/intel-rapl:*/energy_uj"
             )
-        return found
+        return meter
     if kind == "hwmon":
         return _open_sensor(asked, label, _find_channels(hwmon), hwmon)
     if asked == "pmic":

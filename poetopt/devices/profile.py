@@ -263,8 +263,8 @@ def _is_by_hand(machine: str | None) -> bool:
 
 def _load_percent(profile: Profile) -> int:
     """Return the percentage of the measuring time for which other processes had the processors."""
-    found = re.search(r"(\d{1,9}) ?%", profile.about.get("load", ""))
-    return int(found[1]) if found else 0
+    match = re.search(r"(\d{1,9}) ?%", profile.about.get("load", ""))
+    return int(match[1]) if match else 0
 
 
 def _merge_descriptions(older: Profile, newer: Profile) -> Mapping[str, str]:
@@ -322,8 +322,8 @@ def _note_prefix(machine: str) -> str:
     return f"{how} ({machine}): " if machine else f"{how}: "
 
 
-def _coverage(found: int, count: int) -> str:
-    return f"the seconds of {found} of {count} operators"
+def _coverage(covered: int, count: int) -> str:
+    return f"the seconds of {covered} of {count} operators"
 
 
 def costed_on(problem: Problem, machine: str, *, storage: bool) -> bool:

@@ -80,7 +80,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """Where tensors of a role are at the beginning and the end of a step; see `poetopt.graph.problem.ProblemTensor`."""
+    """Places of a role's tensors at the start and the end of a step; see `poetopt.graph.problem.ProblemTensor`."""
 
     home: Home
     carried: bool = False
@@ -88,7 +88,7 @@ class Residence:
 
     @property
     def outlives(self) -> bool:
-        """Whether the tensor must exist when the step ends. It is in the resident region then."""
+        """Return whether the tensor must exist when the step ends. It is in the resident region then."""
         return self.carried or self.result
 
 
@@ -144,7 +144,7 @@ class Tensor:
 
     @property
     def resident(self) -> bool:
-        """Whether the tensor is in the resident region, which schedules leave alone."""
+        """Return whether the tensor is in the resident region, which schedules leave alone."""
         return residence(self.role).outlives
 
 
@@ -373,7 +373,7 @@ class LabelRule:
 
     @property
     def plain(self) -> bool:
-        """Whether all rows have the same weight."""
+        """Return whether all rows have the same weight."""
         return self.ignore_index is None and not self.class_weights
 
     def weights_of(self, labels: Array) -> Array:
@@ -475,7 +475,7 @@ class TrainingGraph(Graph):
 
     @property
     def forward_only(self) -> bool:
-        """Whether it is a network without loss and backward operators."""
+        """Return whether it is a network without loss and backward operators."""
         return self.loss_kind == FORWARD_ONLY
 
     @property

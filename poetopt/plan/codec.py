@@ -197,7 +197,7 @@ def _solve_hint(model: str) -> str:
     return f"solve it first: poetopt solve {model} --device a72 -o plan.json"
 
 
-def with_problem(found: PlanFile, again: Problem, shown: str) -> PlanFile:
+def with_problem(file: PlanFile, new_problem: Problem, shown: str) -> PlanFile:
     """Return the plan file with the graph of its problem, which was built again; the file's costs stay.
 
     Parameters
@@ -210,10 +210,10 @@ def with_problem(found: PlanFile, again: Problem, shown: str) -> PlanFile:
     PlanError
         If the new problem isn't the one in the file.
     """
-    before = found.plan.problem
-    if _structure(again) != _structure(before):
+    before = file.plan.problem
+    if _structure(new_problem) != _structure(before):
         raise PlanError(f"{shown}: the model {before.name!r} has changed since the plan was made. Solve it again")
-    return replace(found, plan=replace(found.plan, problem=replace(before, graph=again.graph)))
+    return replace(file, plan=replace(file.plan, problem=replace(before, graph=new_problem.graph)))
 
 
 def from_json(data: object) -> PlanFile:

@@ -217,7 +217,8 @@ def table(kind: type[Any]) -> Table:
     first = FIRST.get(kind, [field.name for field in fields(kind) if _default(field) is ...])
     ordered = [*(name for name in first if name in names), *(name for name in names if name not in first)]
     # Keys that differ from the names of their fields.
-    return Table(kind, {name: {"nbytes": "bytes"}.get(name, name) for name in ordered}, first)
+    keys = {"nbytes": "bytes", "overwrites": "takes"}
+    return Table(kind, {name: keys.get(name, name) for name in ordered}, first)
 
 
 _MODEL = {

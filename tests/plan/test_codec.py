@@ -104,7 +104,7 @@ def set_at(*keys: str | int, to: object) -> Callable[[Json], None]:
         (set_at("tensors", 0, "bytes", to=True), r'tensors\[0\]: "bytes"'),
         (set_at("tensors", 0, "page_in_s", to=-0.5), r'"page_in_s" must be a number of at least 0'),
         (set_at("tensors", 0, "page_in_s", to=10**400), r'"page_in_s" must be a number'),
-        (set_at("operators", 1, "inputs", to=[999]), r"operators\[1\]: \"inputs\" must be ascending places"),
+        (set_at("operators", 1, "inputs", to=[999]), r"operators\[1\]: \"inputs\" must be ascending indices"),
         (set_at("operators", 0, "outputs", to=[]), "its producer is not the operator that writes it"),
         (set_at("operators", 0, to=5), r"operators\[0\] is not an object"),
         (set_at("device", "alignment", to=0), '"alignment" must be a number of at least 1'),

@@ -85,5 +85,5 @@ def test_a_network_that_was_trained_further_runs_by_its_plan(plan: Path) -> None
     assert po.execute(loaded, data=batch).bit_identical
     with ScheduledStep(loaded.plan) as step, ScheduledStep(po.load_plan(plan).plan) as before:
         assert step.run(batch) != before.run(batch)
-    with pytest.raises(PlanError, match=r"other.onnx: it is not the model .* operators, shapes or types are another"):
+    with pytest.raises(PlanError, match=r"other.onnx: it is not the model .* operators, shapes or types are different"):
         po.load_plan(plan, model=plan.with_name("other.onnx"))

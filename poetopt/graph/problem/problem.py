@@ -318,7 +318,7 @@ class Problem:
 
     @cached_property
     def has_backward(self) -> bool:
-        """Whether it is a training step, not only a network."""
+        """Return whether it is a training step, not only a network."""
         return any(operator.backward for operator in self.operators)
 
     @cached_property
@@ -356,7 +356,7 @@ class Problem:
 
     @cached_property
     def starts_within_storage(self) -> bool:
-        """Whether the tensors that begin on storage fit it."""
+        """Return whether the tensors that begin on storage fit it."""
         return self.storage_blocks is None or sum(map(self.blocks, self.stored_at_start)) <= self.storage_blocks
 
     def working_set_bytes(self, operator: int, variant: int = 0) -> int:

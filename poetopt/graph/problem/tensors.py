@@ -76,22 +76,22 @@ class ProblemTensor:
 
     @property
     def computed(self) -> bool:
-        """Whether an operator writes it first; otherwise it has a home."""
+        """Return whether an operator writes it first; otherwise it has a home."""
         return self.producer >= 0
 
     @property
     def stored(self) -> bool:
-        """Whether storage has a copy when the step begins."""
+        """Return whether storage has a copy when the step begins."""
         return self.home is Home.STORAGE or self.backed
 
     @property
     def may_stay(self) -> bool:
-        """Whether it may stay in RAM from one step to the next, although its home is storage."""
+        """Return whether it may stay in RAM from one step to the next, although its home is storage."""
         return self.home is Home.STORAGE and self.carried and not self.of_batch
 
     @property
     def updated(self) -> bool:
-        """Whether an operator updates it in place."""
+        """Return whether an operator updates it in place."""
         return self.updated_by >= 0
 
     @property
@@ -154,7 +154,7 @@ class Variant:
 
     @property
     def streams(self) -> bool:
-        """Whether it transfers anything from or to storage while it runs."""
+        """Return whether it transfers anything from or to storage while it runs."""
         return bool(self.streamed_in or self.streamed_out)
 
 
