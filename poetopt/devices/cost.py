@@ -23,18 +23,14 @@ def fed_from_storage(problem: Problem, graph: TrainingGraph) -> Problem:
     The caller of the step writes each batch to storage; reading it needs no page-out. Inputs with row numbers of tables
     stay in RAM.
     """
-    largest_working_set = max(map(problem.least_working_set_bytes, range(len(problem.operators))), default=0)
-    row_number_roots = {graph.root(rows.ids) for rows in graph.rows.values() if rows.ids}
+    least = max(map(problem.least_working_set_bytes, range(len(problem.operators))), default=0)
+    ids = {graph.root(rows.ids) for rows in graph.rows.values() if rows.ids}
     start_bytes = problem.start_bytes
-    inputs = [
-        i
-        for i, t in enumerate(problem.tensors)
-        if not t.computed and t.home is Home.RAM and t.name not in row_number_roots
-    ]
+    inputs = [i for i, t in enumerate(problem.tensors) if not t.computed and t.home is Home.RAM and t.name not in ids]
     tensors = list(problem.tensors)
     notes: list[str] = []
     for i in sorted(inputs, key=lambda i: (-tensors[i].nbytes, i)):
-        if start_bytes <= largest_working_set:
+        if start_bytes <= least:
             break
         start_bytes -= tensors[i].nbytes
         tensors[i] = replace(tensors[i], home=Home.STORAGE, carried=True, of_batch=True)
@@ -280,10 +276,8 @@ def _transfers_of(graph: TrainingGraph, name: str, device: Device) -> Transfers:
     """Return the costs of moving a tensor with its home on storage; a table moves row by row."""
     tensor = graph.tensors[name]
     if name in zero_first(graph):
-        transfers, share_read = device.transfers(tensor.nbytes), 1 - 1 / graph.parts
-        return replace(
-            transfers, page_in_s=share_read * transfers.page_in_s, page_in_j=share_read * transfers.page_in_j
-        )
+        full, share = device.transfers(tensor.nbytes), 1 - 1 / graph.parts
+        return replace(full, page_in_s=share * full.page_in_s, page_in_j=share * full.page_in_j)
     if name not in graph.rows:
         return device.transfers(tensor.nbytes)
     row = device.transfers(tensor.nbytes // tensor.shape[0])
@@ -306,25 +300,23 @@ def _cost_variant(
     operator_work = work(operator, graph.tensors)
     updated = [old for old, _ in operator.updates if old in variant.streamed_in]
     reads, writes = variant.reads, variant.writes
-    zero_reads = [
-        moved for name in variant.streamed_in if name in zero_first(graph) for moved in variant.reads_of[name]
-    ]
-    share_unread = 1 / graph.parts
+    zeros = [moved for name in variant.streamed_in if name in zero_first(graph) for moved in variant.reads_of[name]]
+    unread = 1 / graph.parts
     return Variant(
         streamed_in=places(variant.streamed_in),
         streamed_out=places((*variant.streamed_out, *updated)),
         workspace_bytes=variant.workspace.temporaries_bytes,
         time_s=device.compute_s(operator_work)
         + sum(count * device.page_in_s(nbytes) for nbytes, count in reads)
-        - share_unread * sum(count * device.page_in_s(nbytes) for nbytes, count in zero_reads)
+        - unread * sum(count * device.page_in_s(nbytes) for nbytes, count in zeros)
         + sum(count * device.page_out_s(nbytes) for nbytes, count in writes),
         energy_j=device.compute_j(operator_work)
         + sum(count * device.page_in_j(nbytes) for nbytes, count in reads)
-        - share_unread * sum(count * device.page_in_j(nbytes) for nbytes, count in zero_reads)
+        - unread * sum(count * device.page_in_j(nbytes) for nbytes, count in zeros)
         + sum(count * device.page_out_j(nbytes) for nbytes, count in writes),
         read_bytes=variant.read_bytes,
         written_bytes=variant.written_bytes,
-        zero_first_bytes=sum(nbytes * count for nbytes, count in zero_reads),
+        zero_first_bytes=sum(nbytes * count for nbytes, count in zeros),
     )
 
 

@@ -126,9 +126,7 @@ def device(name_or_path: str | os.PathLike[str]) -> Device:
     try:
         return DeviceTable.model_validate(table).device()
     except ValidationError as error:
-        faults = [
-            f"{_location_text(fault['loc'])}{fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()
-        ]
+        faults = [f"{_at(fault['loc'])}{fault['msg'].removeprefix('Value error, ')}" for fault in error.errors()]
         raise DeviceError(
             f"{path}: not a usable device: {'; '.join(faults)}. Every figure needs value, unit, kind and source. "
             'base = "a72" inherits all that is missing from that device'
@@ -234,5 +232,5 @@ def _describe_read_error(path: Path, error: OSError | UnicodeDecodeError) -> str
     return "no such file" + (f" (did you mean {' or '.join(close)}?)" if close else "")
 
 
-def _location_text(location: tuple[int | str, ...]) -> str:
+def _at(location: tuple[int | str, ...]) -> str:
     return ".".join(str(part) for part in location) + ": " if location else ""

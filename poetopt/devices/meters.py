@@ -240,9 +240,7 @@ class Table:
             text = read_text(self._path, TABLE_BYTES, encoding="utf-8-sig", named_by_file=True)
             rows = [row for row in csv.DictReader(io.StringIO(text)) if None not in row.values()]
             if not rows:
-                raise ValueError(
-                    "it has no readings yet: start its writer first, or name a file that doesn't exist yet"
-                )
+                raise ValueError("it has no readings yet: start its writer first, or name a new file")
             readings = sorted((_seconds(row["time"]), _watts(row)) for row in rows)
         except (OSError, ValueError, OverflowError, KeyError, csv.Error) as error:
             what = f"no column {error}" if isinstance(error, KeyError) else getattr(error, "strerror", None) or error
@@ -308,9 +306,7 @@ def open_meter(asked: str | Meter, *, powercap: Path = POWERCAP, hwmon: Path = H
         return Sensor(asked, _rail_watts, 0.25)
     if asked.endswith(".csv"):
         return Table(Path(asked))
-    raise OptionError(
-        f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or the table of a bench supply, FILE.csv"
-    )
+    raise OptionError(f"--meter {asked}: must be rapl, hwmon, hwmon:LABEL, pmic, or a table of readings, FILE.csv")
 
 
 def _rail_watts() -> float:

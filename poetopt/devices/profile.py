@@ -225,28 +225,22 @@ def measured_device(device: Device, profile: Profile) -> Device:
     DeviceError
         If the power of transfers is unknown: they would be free.
     """
-    storage, device_storage = profile.storage, device.storage
+    storage, own = profile.storage, device.storage
     if storage is None:
         return device
-    charged_w = device_storage.cpu_power_w if device_storage is not None else 0.0
+    charged_w = own.cpu_power_w if own is not None else 0.0
     if not storage.dma:  # the CPU moves the bytes, so its power is charged
         charged_w = charged_w or _computing_w(device, profile)
     elif not device.dma:
         charged_w = 0.0
-    if storage.power_w is None and device_storage is None and not charged_w:
+    if storage.power_w is None and own is None and not charged_w:
         raise DeviceError(
             f"{device.name} has no storage, and that of the profile has no power: transfers would be free. Write "
             "power_w, in watts, under [storage] in the profile, or remove that section"
         )
-    power_w = (
-        storage.power_w
-        if storage.power_w is not None
-        else device_storage.power_w
-        if device_storage is not None
-        else 0.0
-    )
+    power_w = storage.power_w if storage.power_w is not None else own.power_w if own is not None else 0.0
     measured = replace(
-        device_storage or Storage(0.0, 1.0, 0.0, 1.0, 0.0, 0.0),
+        own or Storage(0.0, 1.0, 0.0, 1.0, 0.0, 0.0),
         page_in_latency_s=storage.page_in_latency_s,
         page_in_bytes_per_s=storage.page_in_bytes_per_s,
         page_out_latency_s=storage.page_out_latency_s,

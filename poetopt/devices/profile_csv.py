@@ -83,7 +83,7 @@ def from_csv(path: str | os.PathLike[str], graph: Graph, *, power_w: float | Non
     about = {"machine": f"{BY_HAND}{Path(path).name}"}
     if power_w is not None:
         about["energy"] = "seconds x a power given by hand"
-    storage = _storage_profile(transfers, dma, shown)
+    storage = _storage(transfers, dma, shown)
     if storage is not None and transfer_energies:
         storage = replace(storage, power_w=_transfer_w(transfer_energies, power_w, dma, shown))
     return Profile(about=about, power_w=power_w, operators=operators, storage=storage)
@@ -96,9 +96,7 @@ def template(graph: Graph) -> str:
     writer.writerow(COLUMNS)
     seen: dict[str, None] = dict.fromkeys(signatures(graph).values())
     writer.writerows((key, "", "", "", "") for key in seen)
-    writer.writerows(
-        (direction, "", "", "", nbytes) for direction in (PAGE_OUT, PAGE_IN) for nbytes in (512, 65536, 1048576)
-    )
+    writer.writerows((way, "", "", "", nbytes) for way in (PAGE_OUT, PAGE_IN) for nbytes in (512, 65536, 1048576))
     return out.getvalue()
 
 
@@ -170,26 +168,22 @@ def _transfer_w(energies: Sequence[tuple[float, float]], power_w: float | None, 
     return max(0.0, watts - power_w)
 
 
-def _storage_profile(
-    transfers: Mapping[str, Sequence[tuple[float, float]]], dma: bool, shown: str
-) -> StorageProfile | None:
-    if not any(transfers.values()):
+def _storage(moves: Mapping[str, Sequence[tuple[float, float]]], dma: bool, shown: str) -> StorageProfile | None:
+    if not any(moves.values()):
         return None
     fits: dict[str, tuple[float, float]] = {}
-    for direction, points in transfers.items():
+    for way, points in moves.items():
         if not points:
-            raise DeviceError(
-                f"{shown}: it has measurements of only one direction of the storage. Add rows of {direction}"
-            )
+            raise DeviceError(f"{shown}: it has only one direction of the storage. Add rows of {way}")
         try:
-            fits[direction] = fit(points)
+            fits[way] = fit(points)
         except ValueError as error:
-            raise DeviceError(f"{shown}: {direction}: {error}. Measure several sizes, several times") from error
-        latency, rate = fits[direction]
-        _, least, most, _ = FIGURES[f"{direction}_bytes_per_s"]
+            raise DeviceError(f"{shown}: {way}: {error}. Measure several sizes, several times") from error
+        latency, rate = fits[way]
+        _, least, most, _ = FIGURES[f"{way}_bytes_per_s"]
         if latency > LONGEST_S or not least <= rate <= most:
             raise DeviceError(
-                f"{shown}: {direction}: its rows give {rate:.3g} B/s after {latency:.3g} s, which no storage has. "
+                f"{shown}: {way}: its rows give {rate:.3g} B/s after {latency:.3g} s, which no storage has. "
                 "Check the units of time_s and bytes"
             )
     return StorageProfile(
@@ -223,9 +217,7 @@ def _read_rows(reader: csv.DictReader[str], shown: str) -> Iterable[tuple[int, d
     reader.fieldnames = columns
     for row in reader:
         if None in row:
-            raise DeviceError(
-                f"{shown}, line {reader.line_num}: more cells than columns. Quote cells that contain commas"
-            )
+            raise DeviceError(f"{shown}, line {reader.line_num}: more cells than columns. Quote cells with commas")
         yield reader.line_num, {key: (value or "").strip() for key, value in row.items()}
 
 

@@ -29,7 +29,7 @@ def without_ends(problem: Problem) -> Problem:
         if not tensor.updated:
             at_end.append(i)
             continue
-        u, new_index = tensor.updated_by, len(tensors)
+        u, new = tensor.updated_by, len(tensors)
         if operators[u].takes or operators[u].variants or tensor.backed:
             raise ProblemError(
                 f"operator {operators[u].name!r} updates {tensor.name!r}, which is carried in RAM. It also overwrites "
@@ -39,9 +39,9 @@ def without_ends(problem: Problem) -> Problem:
         tensors.append(
             replace(tensors[i], name=f"{tensor.name}, updated", producer=u, home=Home.NOWHERE, updated_by=-1)
         )
-        outputs = (*operators[u].outputs, new_index)
-        operators[u] = replace(operators[u], outputs=outputs, takes=(i, new_index), recomputable=False)
-        at_end.append(new_index)
+        outputs = (*operators[u].outputs, new)
+        operators[u] = replace(operators[u], outputs=outputs, takes=(i, new), recomputable=False)
+        at_end.append(new)
     if at_end:
         operators.append(ProblemOperator(LAST, tuple(sorted(at_end)), (), 0.0, 0.0, recomputable=False, backward=True))
     return replace(problem, operators=tuple(operators), tensors=tuple(tensors))

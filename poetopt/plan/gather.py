@@ -103,12 +103,10 @@ class _Board:
             for places in islice(product(*choices), 4 if len(run) > 1 else None):
                 yield self._moved(dict(zip(run, places, strict=True)))
 
-    def _places(self, k: int, neighbours: set[int]) -> list[int]:
-        """Return the places in `neighbours` that transfer `k` may move to, the nearest first."""
+    def _places(self, k: int, nearby: set[int]) -> list[int]:
+        """Return the places in `nearby` that transfer `k` may move to, the nearest first."""
         low, high = self._window(k)
-        places = sorted(
-            (place for place in neighbours if low <= place <= high), key=lambda place: (abs(place - k), place)
-        )
+        places = sorted((place for place in nearby if low <= place <= high), key=lambda place: (abs(place - k), place))
         if self.events[k].action is Action.PAGE_OUT:
             return places
         spare = self.ram_bytes - self.problem.tensors[self.events[k].target].nbytes
@@ -118,19 +116,17 @@ class _Board:
     def _window(self, k: int) -> tuple[int, int]:
         """Return the first and the last place where transfer `k` still moves the same value."""
         touches = self.touches[self.events[k].target]
-        index = bisect_left(touches, k)
+        at = bisect_left(touches, k)
         if self.events[k].action is Action.PAGE_IN:
-            return (touches[index - 1] + 1 if index else 0), touches[index + 1] if index + 1 < len(touches) else len(
-                self.events
-            )
+            return (touches[at - 1] + 1 if at else 0), touches[at + 1] if at + 1 < len(touches) else len(self.events)
         tensor = self.problem.tensors[self.events[k].target]
         updated = [
             place
-            for place in touches[:index]
+            for place in touches[:at]
             if self.events[place].action is Action.COMPUTE and self.events[place].target == tensor.updated_by
         ]
         first = updated[-1] + 1 if updated else touches[0] + 1 if tensor.computed else 0
-        later = (place for place in touches[index + 1 :] if self._reads_back(place, self.events[k].target))
+        later = (place for place in touches[at + 1 :] if self._reads_back(place, self.events[k].target))
         return first, next(later, len(self.events))
 
     def _reads_back(self, place: int, tensor: int) -> bool:

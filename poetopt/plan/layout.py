@@ -84,12 +84,12 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
     if not plan.problem.placed:
         return plan
     lives = _lifetimes(plan)
-    update_lives = closing_lives(plan)
-    updates_end = max((last for _, _, last in update_lives), default=-1)
-    lasting = set(plan.problem.lasting) if update_lives else set()
+    after = closing_lives(plan)
+    end = max((last for _, _, last in after), default=-1)
+    lasting = set(plan.problem.lasting) if after else set()
     last_index = len(plan.instructions) - 1
     ends = [
-        updates_end if not workspace and index in lasting and last == last_index else last
+        end if not workspace and index in lasting and last == last_index else last
         for index, workspace, _, _, last in lives
     ]
     spans = [(index, workspace, first, last) for index, workspace, _, first, last in lives]
@@ -100,9 +100,9 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
         number[output] = number[overwritten]
         ends[kept[number[output]]] = ends[output]
     offsets, _ = pack(
-        [*(lives[k][2] for k in kept), *(nbytes for nbytes, _, _ in update_lives)],
-        [*(lives[k][3] for k in kept), *(first for _, first, _ in update_lives)],
-        [last + 1 for last in (*(ends[k] for k in kept), *(last for _, _, last in update_lives))],
+        [*(lives[k][2] for k in kept), *(nbytes for nbytes, _, _ in after)],
+        [*(lives[k][3] for k in kept), *(first for _, first, _ in after)],
+        [last + 1 for last in (*(ends[k] for k in kept), *(last for _, _, last in after))],
         plan.problem.alignment,
         target=ram_bytes,
         quick=quick,
@@ -111,7 +111,7 @@ def lay_out(plan: Plan, *, ram_bytes: int | None = None, quick: bool = False, un
     )
     kept_lives = [lives[k] for k in kept]
     placed = _permanent_first(
-        offsets[: len(kept)], kept_lives, [ends[k] for k in kept], updates_end if update_lives else last_index, plan
+        offsets[: len(kept)], kept_lives, [ends[k] for k in kept], end if after else last_index, plan
     )
     return replace(plan, offsets=tuple(placed[number[k]] for k in range(len(lives))))
 
@@ -123,18 +123,12 @@ def _permanent_first(
 
     Buffers below such a buffer lie entirely below it, so they can move up by its size.
     """
-    alignment = plan.problem.alignment
-    permanent = {
-        k for k, life in enumerate(lives) if life[3] < 0 and ends[k] == end and life[2] and not life[2] % alignment
-    }
-    places = sorted((offsets[k], lives[k][2]) for k in permanent)
-    bytes_above = [*accumulate((nbytes for _, nbytes in reversed(places)), initial=0)][::-1]
-    shifts = [
-        bytes_above[bisect_right(places, (at, inf))] if life[2] else 0 for at, life in zip(offsets, lives, strict=True)
-    ]
-    return [
-        shift + (0 if k in permanent else offset) for k, (offset, shift) in enumerate(zip(offsets, shifts, strict=True))
-    ]
+    unit = plan.problem.alignment
+    fixed = {k for k, life in enumerate(lives) if life[3] < 0 and ends[k] == end and life[2] and not life[2] % unit}
+    places = sorted((offsets[k], lives[k][2]) for k in fixed)
+    above = [*accumulate((nbytes for _, nbytes in reversed(places)), initial=0)][::-1]
+    moves = [above[bisect_right(places, (at, inf))] if life[2] else 0 for at, life in zip(offsets, lives, strict=True)]
+    return [up + (0 if k in fixed else offset) for k, (offset, up) in enumerate(zip(offsets, moves, strict=True))]
 
 
 def lay_out_within(plan: Plan, ram_bytes: int) -> Plan:
@@ -169,7 +163,7 @@ def lay_out_around(plan: Plan, lasting: Mapping[str, tuple[int, int]]) -> Plan:
         (offset, size) by name. All of these stay where they are, including those that the plan begins with.
     """
     allocations, alignment = list(buffers(plan)), plan.problem.alignment
-    spans = [(buffer.index, buffer.workspace, buffer.first, buffer.last) for buffer in allocations]
+    spans = [(one.index, one.workspace, one.first, one.last) for one in allocations]
     first = list(range(len(allocations)))
     for overwritten, output in sorted((*_overwrites(plan, spans), *_lasting(plan, spans)), key=lambda pair: pair[1]):
         first[output] = first[overwritten]  # both share one offset
@@ -177,11 +171,7 @@ def lay_out_around(plan: Plan, lasting: Mapping[str, tuple[int, int]]) -> Plan:
     for k, root in enumerate(first):
         groups.setdefault(root, []).append(k)
     tensors = plan.problem.tensors
-    fixed = {
-        tensors[buffer.index].name: k
-        for k, buffer in enumerate(allocations)
-        if buffer.first < 0 and not buffer.workspace
-    }
+    fixed = {tensors[one.index].name: k for k, one in enumerate(allocations) if one.first < 0 and not one.workspace}
     offsets = [-1] * len(allocations)
     placed: list[tuple[int, int, int, int]] = []
     for name, (offset, nbytes) in lasting.items():

@@ -197,17 +197,15 @@ def _whole_step(
     update_figures = updates.simulation
     summed = ("overhead_j", "compute_s", "transfer_s", "waits_s", "makespan_s")
     names = {tensor.name for tensor in problem.tensors}
-    update_problem = updates.problem
-    more_blocks = sum(
-        update_problem.blocks(i) for i in update_problem.stored_at_start if update_problem.tensors[i].name not in names
-    )
+    later = updates.problem
+    more = sum(later.blocks(i) for i in later.stored_at_start if later.tensors[i].name not in names)
     return replace(
         part,
         **{name: count + getattr(update_figures, name) for name, count in counts.items()},
         **{name: getattr(part, name) + getattr(update_figures, name) for name in summed},
         energy_j=part.energy_j + update_figures.overhead_j,
         peak_bytes=max(part.peak_bytes, updates.peak_bytes),
-        stored_bytes=part.stored_bytes + more_blocks * problem.storage_block_bytes,
+        stored_bytes=part.stored_bytes + more * problem.storage_block_bytes,
     )
 
 

@@ -168,16 +168,16 @@ def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap
     The CPU waits only while the channel is busy. So the hidden seconds are those of all transfers, minus the difference
     between the makespan and the seconds of the computes.
     """
-    simulated = simulate(plan) if simulation is None else simulation
+    run = simulate(plan) if simulation is None else simulation
     busy = [
-        (simulated.start_s[k], simulated.end_s[k])
+        (run.start_s[k], run.end_s[k])
         for k, step in enumerate(plan.instructions)
-        if step.action is Action.COMPUTE and simulated.end_s[k] > simulated.start_s[k]
+        if step.action is Action.COMPUTE and run.end_s[k] > run.start_s[k]
     ]
     ends = [end for _, end in busy]
-    hidden_bytes = 0.0
+    moved = 0.0
     for k, step in enumerate(plan.instructions):
-        start, end = simulated.start_s[k], simulated.end_s[k]
+        start, end = run.start_s[k], run.end_s[k]
         if step.action not in (Action.PAGE_IN, Action.PAGE_OUT) or end <= start or not plan.problem.dma:
             continue
         covered = 0.0
@@ -185,11 +185,9 @@ def overlap(plan: Plan, simulation: Simulation | None = None) -> TransferOverlap
         while place < len(busy) and busy[place][0] < end:
             covered += min(end, busy[place][1]) - max(start, busy[place][0])
             place += 1
-        hidden_bytes += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
-    hidden_s = simulated.transfer_s - (simulated.makespan_s - simulated.compute_s)
-    return TransferOverlap(
-        simulated.transfer_s, min(max(hidden_s, 0.0), simulated.transfer_s), simulated.bytes_paged, round(hidden_bytes)
-    )
+        moved += plan.problem.tensors[step.target].nbytes * min(1.0, covered / (end - start))
+    hidden_s = run.transfer_s - (run.makespan_s - run.compute_s)
+    return TransferOverlap(run.transfer_s, min(max(hidden_s, 0.0), run.transfer_s), run.bytes_paged, round(moved))
 
 
 def plan_transfers(

@@ -124,20 +124,16 @@ def check(problem: Problem) -> None:
 def _check_takes(k: int, operators: Sequence[ProblemOperator], tensors: Sequence[ProblemTensor]) -> None:
     operator = operators[k]
     place = f'operators[{k}] ({operator.name!r}): "takes"'
-    overwritten, output = operator.takes if len(operator.takes) == 2 else (-1, -1)
-    if overwritten not in operator.inputs or output not in operator.outputs:
+    old, new = operator.takes if len(operator.takes) == 2 else (-1, -1)
+    if old not in operator.inputs or new not in operator.outputs:
         raise ProblemError(f"{place} must be an input and an output of the operator")
-    if tensors[overwritten].nbytes != tensors[output].nbytes:
+    if tensors[old].nbytes != tensors[new].nbytes:
         raise ProblemError(f"{place} must be two tensors of the same size")
-    updated = (
-        tensors[overwritten].updated_by == k
-        and tensors[overwritten].home is Home.RAM
-        and not tensors[overwritten].carried
-    )
-    if operator.recomputable or not (tensors[overwritten].computed or updated) or tensors[overwritten].result:
+    updated = tensors[old].updated_by == k and tensors[old].home is Home.RAM and not tensors[old].carried
+    if operator.recomputable or not (tensors[old].computed or updated) or tensors[old].result:
         raise ProblemError(f"{place} requires an operator that runs once, and a computed input that is no result")
-    if not updated and any(overwritten in other.inputs for n, other in enumerate(operators) if n != k):
-        raise ProblemError(f"{place}: another operator also reads {tensors[overwritten].name!r}")
+    if not updated and any(old in other.inputs for n, other in enumerate(operators) if n != k):
+        raise ProblemError(f"{place}: another operator also reads {tensors[old].name!r}")
 
 
 def _check_update(i: int, tensor: ProblemTensor, readers: Sequence[int]) -> None:
@@ -168,11 +164,7 @@ def _check_variants(k: int, operator: ProblemOperator, tensors: Sequence[Problem
                 _refuse(i, tensors[i], f"it is read in flash, but a variant of {operator.name!r} streams it")
         for i in written:
             if tensors[i].updated_by == k and (i in variant.streamed_in) is not (i in variant.streamed_out):
-                _refuse(
-                    i,
-                    tensors[i],
-                    f"{operator.name!r} updates it, so a variant must stream it both in and out, or neither",
-                )
+                _refuse(i, tensors[i], f"{operator.name!r} updates it: a variant must stream it in and out, or neither")
 
 
 def _refuse(i: int, tensor: ProblemTensor, what: str) -> NoReturn:
