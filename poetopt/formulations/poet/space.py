@@ -50,7 +50,7 @@ class PoetSpace:
 
     @cached_property
     def residences(self) -> list[tuple[int, int]]:
-        """Pairs (t, i): tensor i may be in RAM or on storage when stage t begins; after the last stage only `lasting`."""
+        """Pairs (t, i): tensor i may be in RAM or on storage as stage t begins; after the last stage only `lasting`."""
         tensors = self.problem.tensors
         stages = range(len(self.problem.operators))
         found = [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
@@ -120,7 +120,7 @@ def poet_space(
             f"{uncarried[0]!r} isn't. Leave out --formulation poet"
         )
     if scope != "full":
-        raise FormulationError(f"formulation 'poet' has only the scope 'full'; give that instead of '{scope}'")
+        raise FormulationError(f"formulation 'poet' has no scope '{scope}'; its only scope is 'full'")
     return PoetSpace(problem=problem, limits=limits, name="full", paging=paging, remat=remat)
 
 
