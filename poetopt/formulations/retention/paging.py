@@ -80,9 +80,9 @@ def _build(block: PyomoBlock) -> None:
         )
     # a run uses one variant, so the variants that stream a tensor in add up
     reads = {
-        run: ordinary
+        run: reads_only
         for run, numbers in space.streamed_in.items()
-        if run[0] in o and (ordinary := [n for n in numbers if n not in space.streamed_out.get(run[0], ())])
+        if run[0] in o and (reads_only := [n for n in numbers if n not in space.streamed_out.get(run[0], ())])
     }
     if reads:
         block.streamed_first = equation(

@@ -24,8 +24,8 @@ and in stage t's memory row (`memory`) a run by v takes the tensors that v doesn
 | $\Phi_v$      | -         | J    | energy of a run by variant v, its transfers included        |
 | $\Psi_v$      | -         | s    | time of such a run                                          |
 
-*Separation.* A tensor that is kept across a stage leaves room for only some of the stage's variants. With $W_v$ the bytes
-that a run by v takes of the budget B, plain or not, the rows
+*Separation.* A tensor that is kept across a stage leaves room for only some of the stage's variants. With $W_v$ the
+bytes that a run by v takes of the budget B, plain or not, the rows
 
 $$ k_{i,q} \le \sum_{v:\ W_v + m_i \le B} y_{t,t,v}, \qquad y_{t,t,0} := 1 - \sum_v y_{t,t,v} $$
 
