@@ -161,7 +161,7 @@ class Limits:
 
 
 class Kind(Enum):
-    """What a space leaves out.
+    """Decisions that a space leaves out.
 
     LEAN
         It leaves out decisions that no optimum of energy needs.
@@ -275,7 +275,7 @@ class Block:
     transfer_times: bool | None = None
 
     @property
-    def cares_when(self) -> bool:
+    def depends_on_stages(self) -> bool:
         """Return whether the block may depend on the stage of a transfer."""
         if self.transfer_times is not None:
             return self.transfer_times

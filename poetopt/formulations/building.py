@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
 
 
-REFUSED = {
+REMEDIES = {
     "Objective": "a model has one: contribute joules as `energy_j = terms(...)`, or set the block's `goal`",
     "SOSConstraint": "backends accept only rows: use binaries",
     "Disjunction": "backends accept only rows: end the block's build with "
@@ -50,8 +50,8 @@ def finish(model: Any, blocks: Iterable[Block]) -> None:
         component.doc = component.doc or heading
         for part in list(component.component_objects(descend_into=(pyo.Block,))):
             kind = part.ctype.__name__
-            if kind in REFUSED and part.active:
-                raise FormulationError(f"block '{block.name}': {part.name} is of the kind {kind}; {REFUSED[kind]}")
+            if kind in REMEDIES and part.active:
+                raise FormulationError(f"block '{block.name}': {part.name} is of the kind {kind}; {REMEDIES[kind]}")
             part.doc = part.doc or meanings.get(part.local_name)
             if part.ctype is pyo.Constraint:
                 if not part.is_indexed() and not part:
@@ -112,7 +112,9 @@ def enter(chosen: Formulation, model: Any, space: Space) -> None:
             )
         if block.name in present:
             raise FormulationError(f"formulation '{chosen.name}': two blocks are called '{block.name}'")
-        if space.limits.open and (block.name in chosen.numbers or block.goal is not None or block.adds_j is not None):
+        if space.limits.open and (
+            block.name in chosen.fixed_costs or block.goal is not None or block.adds_j is not None
+        ):
             raise FormulationError(
                 f"block '{block.name}' holds budget, deadline or costs as numbers; build without mutable=True"
             )
@@ -176,7 +178,7 @@ def _add_sums(model: Any) -> None:
 def check_stages(chosen: Formulation, problem: Problem) -> None:
     """Raise FormulationError if a block may depend on the stages in which parameters move: they are no decisions."""
     stored = [tensor.name for tensor in problem.tensors if tensor.stored]
-    caring = [block.name for block in chosen.blocks if block.cares_when and block.name not in chosen.simulated]
+    caring = [block.name for block in chosen.blocks if block.depends_on_stages and block.name not in chosen.simulated]
     if stored and caring:
         raise FormulationError(
             f"block '{caring[0]}' may depend on the stages of transfers, which are no decisions for tensors whose home "

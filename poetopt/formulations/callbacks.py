@@ -35,7 +35,7 @@ ATTRIBUTES = (
     *SETS,
 )
 """Attributes that `Formulation.abstract` sets on the model itself."""
-TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
+FUNCTION_ARGUMENTS = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
 """Arguments of the functions that return figures."""
 
 
@@ -58,11 +58,11 @@ def checked(block: object) -> Block:
         raise FormulationError(
             f"block '{block.name}': models already have an attribute of this name; give the block another name"
         )
-    for function in ANSWERS:
+    for function in RESULT_CHECKS:
         value = getattr(block, function)
         if not callable(value) and (value is not None or function == "build"):
             raise _block_error(block, block.build, f"{function} must be a function, and is {_describe(value)}")
-    for function, arguments in TAKES.items():
+    for function, arguments in FUNCTION_ARGUMENTS.items():
         value = getattr(block, function)
         if value is not None and not _accepts(value, len(arguments)):
             raise _block_error(block, value, f"{function} must take ({', '.join(arguments)})")
@@ -100,7 +100,7 @@ def answer(block: Block, function: str, *arguments: object) -> Any:
         if _module(callback).partition(".")[0] == "poetopt":
             raise
         raise _block_error(block, callback, f"{function} failed: {failure(error)}") from error
-    fault = ANSWERS[function](result)
+    fault = RESULT_CHECKS[function](result)
     if fault is not None:
         raise _block_error(block, callback, f"{function} returned {fault}")
     return result
@@ -222,7 +222,7 @@ def _row_fault(row: Any) -> str | None:
     return None
 
 
-ANSWERS: dict[str, Callable[[Any], str | None]] = {
+RESULT_CHECKS: dict[str, Callable[[Any], str | None]] = {
     "build": _accept_any,
     "separator": functools.partial(_list_fault, "rows", _row_fault),
     "when": _accept_any,

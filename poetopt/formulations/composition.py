@@ -59,7 +59,7 @@ def outer_of(chosen: Formulation) -> Formulation | None:
         return None
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     sums = (WRITTEN,) if any(block.adds_j is not None for block in others) else SUMS
-    bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.cares_when]
+    bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.depends_on_stages]
     return chosen.search.outer.with_block(*bounds)
 
 
@@ -70,9 +70,9 @@ def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
     """
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     counted = [block for block in others if block.adds_j is not None or block.goal is not None]
-    if chosen.goal not in SUMS or any(block.cares_when for block in counted):
+    if chosen.goal not in SUMS or any(block.depends_on_stages for block in counted):
         return None
-    limits = [b for b in others if b not in counted and b.limits in SUMS and not b.cares_when]
+    limits = [b for b in others if b not in counted and b.limits in SUMS and not b.depends_on_stages]
     return outer.with_block(*limits, *counted)
 
 

@@ -36,7 +36,7 @@ from poetopt.util.errors import FormulationError, PoetError
 if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
 
-OPERATORS = {
+OPERATOR_PARAMS = {
     "compute_j": ("energy_j", None),
     "compute_s": ("time_s", None),
     "workspace_bytes": ("workspace_bytes", 0),
@@ -45,9 +45,9 @@ OPERATORS = {
     "backward": ("backward", 0),
 }
 """Params by operator: the field of `ProblemOperator`, and the default (None: required)."""
-TENSORS = {"tensor_bytes": ("nbytes", None), **{key: (key, 0.0) for key in Transfers.__dataclass_fields__}}
+TENSOR_PARAMS = {"tensor_bytes": ("nbytes", None), **{key: (key, 0.0) for key in Transfers.__dataclass_fields__}}
 """Params by tensor: the field of `ProblemTensor` or `Transfers`, and the default (None: required)."""
-STEP = {
+STEP_PARAMS = {
     "storage": ("paging", 1),
     "dma": ("dma", 0),
     "alignment": ("alignment", 1),
@@ -57,7 +57,7 @@ STEP = {
     "storage_block_bytes": ("storage_block_bytes", 1),
 }
 """Params of the step: the field of `Problem`, and the default (None: unknown)."""
-WHOLE = frozenset({"tensor_bytes", "workspace_bytes", "count"})
+INTEGER_PARAMS = frozenset({"tensor_bytes", "workspace_bytes", "count"})
 """Params that are whole numbers."""
 
 
@@ -82,14 +82,14 @@ class DataModel(pyo.AbstractModel):  # type: ignore[misc]
         self.tensors = pyo.Set(doc="tensors that are scheduled")
         self.reads = pyo.Set(dimen=2, doc="(operator, tensor): the operator reads the tensor")
         self.writes = pyo.Set(dimen=2, doc="(operator, tensor): the operator writes the tensor")
-        for index, params in ((self.operators, OPERATORS), (self.tensors, TENSORS)):
+        for index, params in ((self.operators, OPERATOR_PARAMS), (self.tensors, TENSOR_PARAMS)):
             for name, (_, default) in params.items():
                 self._add(name, default, index)
         self.ram_bytes = pyo.Param(
             **self._param_keywords("ram_bytes", within=pyo.NonNegativeIntegers), doc="the budget"
         )
         self._add("deadline_s", math.inf)
-        for name, (_, default) in STEP.items():
+        for name, (_, default) in STEP_PARAMS.items():
             self._add(name, default)
         self.problem = pyo.BuildAction(rule=_read)
         building.put(chosen, self, [block.name for block in chosen.blocks])
@@ -102,7 +102,7 @@ class DataModel(pyo.AbstractModel):  # type: ignore[misc]
         return {**parameters.mutable(name), **others}
 
     def _add(self, name: str, default: object, *index: Any) -> None:
-        unknown = name in STEP and default is None
+        unknown = name in STEP_PARAMS and default is None
         keywords = {"within": pyo.Any if unknown else pyo.NonNegativeReals}
         if default is not None or unknown:
             keywords["default"] = default
@@ -156,10 +156,15 @@ def data_of(problem: Problem, *, ram_bytes: int, deadline_s: float | None = None
     for name, key in (("reads", "inputs"), ("writes", "outputs")):
         pairs = zip(operators, problem.operators, strict=True)
         tables[name] = {None: [(member, tensors[i]) for member, operator in pairs for i in getattr(operator, key)]}
-    for names, things, params in ((operators, problem.operators, OPERATORS), (tensors, problem.tensors, TENSORS)):
+    for names, things, params in (
+        (operators, problem.operators, OPERATOR_PARAMS),
+        (tensors, problem.tensors, TENSOR_PARAMS),
+    ):
         for name, (key, _) in params.items():
             tables[name] = {member: getattr(thing, key) for member, thing in zip(names, things, strict=True)}
-    tables |= {name: {None: getattr(problem, key)} for name, (key, default) in STEP.items() if default is not None}
+    tables |= {
+        name: {None: getattr(problem, key)} for name, (key, default) in STEP_PARAMS.items() if default is not None
+    }
     if problem.storage_bytes is not None:
         tables["storage_bytes"] = {None: problem.storage_bytes}
     tables["ram_bytes"] = {None: ram_bytes}
@@ -177,7 +182,7 @@ def _check_complete(loaded: Any) -> None:
     for name in ("operators", "tensors"):
         if not len(loaded.component(name)):
             raise FormulationError(f"the data lack {name}: give their names, in order")
-    for index, params in ((loaded.operators, OPERATORS), (loaded.tensors, TENSORS)):
+    for index, params in ((loaded.operators, OPERATOR_PARAMS), (loaded.tensors, TENSOR_PARAMS)):
         for name, (_, default) in params.items():
             param = loaded.component(name)
             known = {member: pyo.value(param[member]) for member in param.sparse_keys()}
@@ -188,8 +193,8 @@ def _check_complete(loaded: Any) -> None:
                     f"the data lack {name} of {missing[0]!r}{others}: give one for each of {index.name}"
                 )
             for member, figure in known.items():
-                if not math.isfinite(figure) or (name in WHOLE and figure != int(figure)):
-                    what = "a whole number" if name in WHOLE else "finite"
+                if not math.isfinite(figure) or (name in INTEGER_PARAMS and figure != int(figure)):
+                    what = "a whole number" if name in INTEGER_PARAMS else "finite"
                     raise FormulationError(f"the data: {name} of {member!r} must be {what}, and is {figure}")
     if not list(loaded.ram_bytes.sparse_keys()):
         raise FormulationError("the data lack ram_bytes: give the budget")
@@ -216,17 +221,19 @@ def _build_problem(loaded: Any) -> Problem:
 
     operators = []
     for name in operator_index:
-        values = fields(OPERATORS, name)
+        values = fields(OPERATOR_PARAMS, name)
         values |= {key: int(values[key]) for key in ("workspace_bytes", "count")}
         values |= {key: bool(values[key]) for key in ("recomputable", "backward")}
         reads, writes = (tuple(sorted(tensors_of[key][name])) for key in ("reads", "writes"))
         operators.append(ProblemOperator(name, reads, writes, **values))
     tensors = []
     for name, i in tensor_index.items():
-        values = fields(TENSORS, name)
+        values = fields(TENSOR_PARAMS, name)
         nbytes = int(values.pop("nbytes"))
         tensors.append(ProblemTensor(name, nbytes, producer.get(i, -1), Transfers(**values)))
-    step = {key: pyo.value(loaded.component(param)) for param, (key, _) in STEP.items() if param != "storage_bytes"}
+    step = {
+        key: pyo.value(loaded.component(param)) for param, (key, _) in STEP_PARAMS.items() if param != "storage_bytes"
+    }
     step |= {key: bool(step[key]) for key in ("paging", "dma")}
     capacity = loaded.component("storage_bytes")
     return Problem("data", "data", tuple(operators), tuple(tensors), storage_bytes=capacity.value, **step)

@@ -95,7 +95,7 @@ class Formulation:
         The functions that a search needs.
     sets
         Sets of the model that index its variables and rows, besides `operators`, `tensors` and `stages`.
-    numbers
+    fixed_costs
         Names of blocks whose rows hold figures as plain numbers. A model with these blocks can't have mutable Params.
     simulated
         Names of the blocks whose rules the simulator enforces itself.
@@ -112,7 +112,7 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool, Kind], Space]
     search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
-    numbers: tuple[str, ...] = ()
+    fixed_costs: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
     kind: Kind = Kind.LEAN
@@ -138,7 +138,7 @@ class Formulation:
     @property
     def transfer_times(self) -> bool:
         """Return whether a block may depend on the stage of a transfer. Blocks in `simulated` never do."""
-        return any(b.cares_when for b in self.blocks if b.name not in self.simulated)
+        return any(b.depends_on_stages for b in self.blocks if b.name not in self.simulated)
 
     @property
     def goal(self) -> Goal:

@@ -73,7 +73,7 @@ class Row:
     kind: str
     """Family of the row, for the log."""
     core: bool = False
-    """Whether the row belongs to the model: a solution that violates it is no schedule. Such rows are never dropped."""
+    """True for a row of the model itself: a solution that violates it is no schedule. Such rows are never dropped."""
     block: str = ""
     """Block that found the row; filled in by `Formulation.separate`."""
     key: Hashable = None
@@ -84,7 +84,7 @@ class PointLike(Protocol):
     """Values of a model's variables, as a backend found them."""
 
     integral: bool
-    """Whether the point satisfies integrality (a candidate schedule); False for an LP solution."""
+    """True if the point satisfies integrality (a candidate schedule); False for an LP solution."""
 
     def __getitem__(self, variable: Any) -> Floats:
         """Return the values (n,) of a variable's entries, in the order of its index set."""

@@ -11,7 +11,7 @@ from pyomo.core.expr.numeric_expr import LinearExpression
 from poetopt.formulations.block import PyomoRow
 from poetopt.graph.problem import Problem
 
-WIDEST = 1 << 10
+MAX_COEFFICIENT = 1 << 10
 """Largest coefficient, roughly. Solvers' tolerances are absolute, so larger ones would lose precision."""
 
 
@@ -41,7 +41,7 @@ def fits_storage(model: Any, tensors: Sequence[int], written: Sequence[Any]) -> 
     for variable, count in blocks_of:
         if count > capacity:
             variable.setub(0)  # not fixed, because rows of separators may name it
-    unit = 1 << max(0, max(count for _, count in blocks_of).bit_length() - WIDEST.bit_length())
+    unit = 1 << max(0, max(count for _, count in blocks_of).bit_length() - MAX_COEFFICIENT.bit_length())
     scaled = [(variable, count / unit) for variable, count in blocks_of if count <= capacity]
     if not scaled:
         return pyo.Constraint.Skip

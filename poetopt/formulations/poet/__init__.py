@@ -153,7 +153,7 @@ poet = Formulation(
         schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, no_good=_no_good, thrift=thrift
     ),
     sets=SETS,
-    numbers=("storage_activation",),
+    fixed_costs=("storage_activation",),
     strict=True,
     simulated=tuple(block.name for block in BLOCKS),
 )

@@ -58,4 +58,4 @@ def _row(parts: list[tuple[float, Any]], lower: float) -> Row:
     """Return the row sum of parts >= lower without fixed variables, which are no columns of the model."""
     lower -= sum(sign * one.value for sign, one in parts if one.fixed)
     free = [(sign, one) for sign, one in parts if not one.fixed]
-    return Row([one for _, one in free], [sign for sign, _ in free], lower, math.inf, 1.0, "thrift", core=True)
+    return Row([one for _, one in free], [sign for sign, _ in free], lower, math.inf, 1.0, "dominance", core=True)

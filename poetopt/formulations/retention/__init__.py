@@ -39,11 +39,11 @@ from poetopt.plan.schedule import FractionalSchedule, Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
 """Depths that `auto` searches, in order."""
-NEAR_DEPTHS = 3
+DEPTHS_BEFORE_FORWARD = 3
 """Number of depths before `forward`, if `forward` follows."""
-MOST_RECOMPUTES = 19_000
+MAX_FORWARD_RECOMPUTES = 19_000
 """`forward` follows if it has at most this many recomputes. A larger model takes minutes to build and cut."""
-NOTHING = 1e-3
+MIN_SHARE = 1e-3
 """Shares of decisions below this count as 0."""
 
 
@@ -133,7 +133,7 @@ def _update_phase_values(model: Any, space: RetentionSpace, schedule: Schedule, 
     for _, operator, variant in schedule.variants:
         read.update(space.problem.operators[operator].variant(variant).streamed_in)
     return [
-        (model.closing.y, np.array([float(variant_of[u] == v) for u, v in model.closing.ways])),
+        (model.closing.y, np.array([float(variant_of[u] == v) for u, v in model.closing.variants])),
         (model.closing.a, np.array([1.0 - k[stays[name]] for name in model.closing.moved])),
         (model.closing.w, np.array([float(i in read and i in kept) for i in model.closing.written])),
     ]
@@ -289,15 +289,15 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     if space.paging:
         pages = space.page_point
         paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
-        page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
+        page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > MIN_SHARE}
     variants: dict[tuple[int, int, int], float] = {}
     if space.streams:
         runs = zip(space.streams.stage, space.streams.operator, space.streams.variant, strict=True)
         shares = zip(runs, point[model.streaming.y], strict=True)
-        variants = {(int(t), int(j), int(v)): float(share) for (t, j, v), share in shares if share > NOTHING}
+        variants = {(int(t), int(j), int(v)): float(share) for (t, j, v), share in shares if share > MIN_SHARE}
     return FractionalSchedule(
         space.crossing(point[model.residency.k]),
-        {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
+        {(int(t), int(j)): float(share) for t, j, share in recomputes if share > MIN_SHARE},
         page_ins,
         variants,
     )
@@ -308,12 +308,12 @@ def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tupl
     if not remat:
         return ("full",)
     depths = tuple(f"depth:{depth}" for depth in DEPTHS)
-    if count_recomputes(problem, "forward") > MOST_RECOMPUTES:
+    if count_recomputes(problem, "forward") > MAX_FORWARD_RECOMPUTES:
         return (*depths, "full")
-    return (*depths[:NEAR_DEPTHS], "forward", "full")
+    return (*depths[:DEPTHS_BEFORE_FORWARD], "forward", "full")
 
 
-POINTS = SearchAdapter(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
+BASIC_ADAPTER = SearchAdapter(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
 
 BLOCKS = (
     recompute,
@@ -334,9 +334,9 @@ OUTER = Formulation(
     doc=outer.__doc__ or "",
     blocks=outer.OUTER,
     space=outer.outer_space,
-    search=POINTS,
+    search=BASIC_ADAPTER,
     sets=SETS,
-    numbers=tuple(block.name for block in outer.OUTER),
+    fixed_costs=tuple(block.name for block in outer.OUTER),
     simulated=tuple(block.name for block in outer.OUTER),
     kind=Kind.SHADOW,
 )
@@ -347,7 +347,7 @@ retention = Formulation(
     blocks=BLOCKS,
     space=retention_space,
     search=replace(
-        POINTS,
+        BASIC_ADAPTER,
         scopes=_scopes,
         scope_difference=scope_difference,
         streaming_difference=streaming_difference,
@@ -356,7 +356,7 @@ retention = Formulation(
         outer=OUTER,
     ),
     sets=SETS,
-    numbers=("storage_activation",),
+    fixed_costs=("storage_activation",),
     simulated=tuple(block.name for block in BLOCKS),
 )
 build = retention.build

@@ -43,7 +43,7 @@ from poetopt.formulations.rows import Floats, PointLike, Row
 # still cost nothing keeps little. So the weight of a stage is a count times the bytes live there in ordinary training.
 # The count is how often memory was full there so far, or an inner scope had a binding cut that begins there.
 
-FULL = 1e-4
+MAX_FREE_SHARE = 1e-4
 """Memory counts as full if less than this share of it is free."""
 
 
@@ -67,33 +67,33 @@ class Pressure:
 
     def note(self, kept: Floats, streamed: Floats | None = None) -> None:
         """Learn from a point: `kept` (n_points,) are its values of k, `streamed` (n_streams,) those of y."""
-        is_full = stage_bytes(self._space, kept, streamed) >= (1 - FULL) * self._space.room_bytes
+        is_full = stage_bytes(self._space, kept, streamed) >= (1 - MAX_FREE_SHARE) * self._space.room_bytes
         self.by_stage += (is_full | np.append(is_full[1:], False)) * self._kept_bytes
 
 
-Singles = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
-VIOLATION = 0.02
+MIN_VIOLATION = 0.02
 """Smallest violation for which a cut is added."""
-PER_USE = 3
+CUTS_PER_USE = 3
 """Largest number of cuts in a round for one use of a tensor, each for a window that is a local maximum."""
-LARGE = 5_000
+MANY_POINTS = 5_000
 """Number of points from which on a use has at most two cuts: one for the most violated window, and one for the window
 with the highest memory pressure. In smaller spaces rounds are fast."""
-PRESSED_SHARE = 0.5
+SECOND_WINDOW_SHARE = 0.5
 """Least violation of the second window, as a share of that of the first."""
-NOTHING = 1e-6
+MIN_SHARE = 1e-6
 """Shares of streamed runs below this count as 0."""
-ROUND = 1500
+CUTS_PER_ROUND = 1500
 """Largest number of cuts in a round, the most violated first."""
-ALWAYS = np.float32(1)
+FULL_CROSSING = np.float32(1)
 """Crossing value of a tensor without bytes: it crosses every window, so no path through it is violated."""
 
 
 def _build(block: PyomoBlock) -> None:
     """Prepare the state of the separator; the block has no variables and no rows."""
     space: RetentionSpace = block.model().space
-    block.pressure = Pressure(space) if len(space.point_tensor) >= LARGE else None
+    block.pressure = Pressure(space) if len(space.point_tensor) >= MANY_POINTS else None
     block.rows = None
 
 
@@ -109,7 +109,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     if block.pressure is not None:
         block.pressure.note(point[model.residency.k], point[model.streaming.y] if space.streams else None)
         pressed = block.pressure.by_stage
-    worst = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
+    worst = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:CUTS_PER_ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in worst]
     chain_rows = _rows(block)
     rows = [chain_rows.row(chain, violation) for chain, (violation, *_) in zip(chains, worst, strict=True)]
@@ -141,11 +141,11 @@ class _Values:
         (tensor, reader) -> (N+1,) cumulative y of the reader's runs that stream the tensor in, if there are any.
     """
 
-    crossing: Singles
-    recomputed: Singles
-    paged: Singles
-    written: Singles
-    streamed: dict[tuple[int, int], Singles]
+    crossing: Floats32
+    recomputed: Floats32
+    paged: Floats32
+    written: Floats32
+    streamed: dict[tuple[int, int], Floats32]
 
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
@@ -164,7 +164,7 @@ class _Values:
         if space.streams:
             y = point[model.streaming.y]
             for (i, j, t), own in space.streamed_in.items():
-                if (share := float(y[own].sum())) > NOTHING:
+                if (share := float(y[own].sum())) > MIN_SHARE:
                     streamed.setdefault((i, j), np.zeros(stages + 1))[t + 1] += share
             for i, own in space.streamed_out.items():
                 written[i] += y[own].sum()
@@ -190,7 +190,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
     columns = columns[columns >= first_recompute].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
-    distance: dict[int, Singles] = {}
+    distance: dict[int, Floats32] = {}
     cuts: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):
         producer, sized = problem.tensors[i].producer, problem.tensors[i].nbytes > 0
@@ -224,7 +224,7 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
             if pending[i]:
                 distance[i] = _stay(values, i, columns, stages)
         if not sized:
-            distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
+            distance[i] = np.broadcast_to(FULL_CROSSING, (stages, len(columns)))
         if len(early_uses):
             single = _stay(values, i, early_uses, stages)
             if values.streamed and (producer < 0 or not again[producer]):
@@ -252,12 +252,12 @@ def _pending(space: RetentionSpace, again: np.ndarray) -> list[int]:
     return count
 
 
-def _window(cumulative: Singles, columns: np.ndarray, stages: int) -> Singles:
+def _window(cumulative: Floats32, columns: np.ndarray, stages: int) -> Floats32:
     """Return the (s, b) array of sums over t in (s, b]."""
     return np.asarray(cumulative[columns + 1][None, :] - cumulative[1 : stages + 1][:, None])
 
 
-def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
+def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Floats32:
     """Return the (s, b) array of c_i(s) + w_i(s, b)."""
     crossing = values.crossing[i][:, None]
     if values.written[i] > 0 and values.paged[i, -1] > 0:
@@ -269,8 +269,8 @@ def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
 
 
 def _streamed(
-    values: _Values, u: int, reader: int, columns: np.ndarray, stages: int, distance: Singles, space: RetentionSpace
-) -> Singles:
+    values: _Values, u: int, reader: int, columns: np.ndarray, stages: int, distance: Floats32, space: RetentionSpace
+) -> Floats32:
     """Return the (s, b) array of D_u for recomputes of `reader`, some of which read u from storage."""
     more = _window(values.streamed[u, reader], columns, stages)
     if space.problem.tensors[u].computed:
@@ -278,7 +278,7 @@ def _streamed(
     return np.asarray(np.minimum(distance + more, values.crossing[u][:, None] + values.written[u]))
 
 
-def _used(values: _Values, i: int, columns: np.ndarray, distance: Singles, *, leaf: bool) -> Singles:
+def _used(values: _Values, i: int, columns: np.ndarray, distance: Floats32, *, leaf: bool) -> Floats32:
     """Return the (s, b) array of D_i if the operator of b may stream i in; `leaf`: no path continues from i."""
     more = np.zeros(len(columns), dtype=np.float32)
     for place, b in enumerate(columns.tolist()):
@@ -292,7 +292,7 @@ def _used(values: _Values, i: int, columns: np.ndarray, distance: Singles, *, le
 
 def _collect(
     cuts: list[tuple[float, int, int, int]],
-    distance: Singles,
+    distance: Floats32,
     pressed: Floats | None,
     i: int,
     earliest: int,
@@ -302,18 +302,18 @@ def _collect(
         if b <= earliest:
             continue
         missing = 1.0 - distance[earliest:b, column]
-        if missing.max() < VIOLATION:
+        if missing.max() < MIN_VIOLATION:
             continue
         for s in _windows(missing, None if pressed is None else pressed[earliest:b]):
-            if missing[s] > VIOLATION:
+            if missing[s] > MIN_VIOLATION:
                 cuts.append((float(missing[s]), i, s + earliest, b))
 
 
-def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
+def _windows(missing: Floats32, pressed: Floats | None) -> list[int]:
     """Return the starts of a use's windows that deserve a cut, by violation and memory pressure."""
     if pressed is not None:
         worst = int(missing.argmax())
-        others = np.where(missing > PRESSED_SHARE * missing[worst], pressed, 0.0)
+        others = np.where(missing > SECOND_WINDOW_SHARE * missing[worst], pressed, 0.0)
         others[worst] = 0.0
         shortest = int(others.argmax())
         return [worst, shortest] if others[shortest] else [worst]
@@ -322,7 +322,7 @@ def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
     rises = np.diff(missing, prepend=-np.inf) > 0
     basins = np.flatnonzero(rises | falls)
     basins = basins[rises[basins]]
-    chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:PER_USE].tolist()
+    chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:CUTS_PER_USE].tolist()
     return chosen
 
 
@@ -342,7 +342,7 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
     def distance_of(v: int, reader: int) -> Any:
         """Return D_v with `reader` as the reader of v."""
         if not problem.tensors[v].nbytes:
-            return float(ALWAYS)
+            return float(FULL_CROSSING)
         return values.crossing[v, s] + min(moved_in(v, reader), values.written[v]) + recomputed_share(v)[0]
 
     def recomputed_share(v: int) -> tuple[Any, int]:

@@ -48,32 +48,32 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Moved:
+class TransferCost:
     """Cost of transfers: joules, seconds, bytes written."""
 
     energy_j: float = 0.0
     time_s: float = 0.0
     written_bytes: float = 0.0
 
-    def __add__(self, other: Moved) -> Moved:
-        return Moved(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(Moved)))
+    def __add__(self, other: TransferCost) -> TransferCost:
+        return TransferCost(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(TransferCost)))
 
-    def __sub__(self, other: Moved) -> Moved:
-        return Moved(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(Moved)))
-
-
-NOTHING = Moved()
+    def __sub__(self, other: TransferCost) -> TransferCost:
+        return TransferCost(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(TransferCost)))
 
 
-def _transfer_costs(problem: Problem, closing: Problem) -> tuple[dict[int, Moved], Moved]:
+NO_COST = TransferCost()
+
+
+def _transfer_costs(problem: Problem, closing: Problem) -> tuple[dict[int, TransferCost], TransferCost]:
     """Return the cost of moving each tensor of the updates that may stay in RAM, and that of all other transfers."""
     indices = {tensor.name: i for i, tensor in enumerate(problem.tensors)}
-    costs: dict[int, Moved] = {}
-    fixed = NOTHING
+    costs: dict[int, TransferCost] = {}
+    fixed = NO_COST
     for i, tensor in enumerate(closing.tensors):
         if not tensor.stored:
             continue
-        cost = sum((_transfer_cost(closing, i, u) for u in closing.readers[i]), NOTHING)
+        cost = sum((_transfer_cost(closing, i, u) for u in closing.readers[i]), NO_COST)
         if tensor.name in indices and problem.tensors[indices[tensor.name]].may_stay:
             costs[indices[tensor.name]] = cost
         else:
@@ -81,15 +81,15 @@ def _transfer_costs(problem: Problem, closing: Problem) -> tuple[dict[int, Moved
     return costs, fixed
 
 
-def _transfer_cost(closing: Problem, tensor: int, operator: int) -> Moved:
+def _transfer_cost(closing: Problem, tensor: int, operator: int) -> TransferCost:
     """Return the cost of paging a tensor in for an operator, and of writing it back if the operator updates it."""
     tensor_of = closing.tensors[tensor]
     write_back = (
-        Moved(tensor_of.page_out_j, tensor_of.page_out_s, float(tensor_of.nbytes))
+        TransferCost(tensor_of.page_out_j, tensor_of.page_out_s, float(tensor_of.nbytes))
         if tensor_of.updated_by == operator
-        else NOTHING
+        else NO_COST
     )
-    return Moved(tensor_of.page_in_j, tensor_of.page_in_s) + write_back
+    return TransferCost(tensor_of.page_in_j, tensor_of.page_in_s) + write_back
 
 
 def staying(space: RetentionSpace) -> dict[str, int]:
@@ -107,11 +107,11 @@ def _build(block: PyomoBlock) -> None:
     stays = staying(space)
     size = {name: float(space.tensor_bytes[space.point_tensor[e]]) for name, e in stays.items()}
     block.always = pyo.Var(pyo.RangeSet(0, 0), bounds=(1, 1), doc="the update phase after the last part")
-    block.ways = list(_useful_variants(space, closing, sum(size.values())))
-    block.runs = pyo.Set(initialize=block.ways, dimen=2, doc="(u, v): update u may run by its variant v")
+    block.variants = list(_useful_variants(space, closing, sum(size.values())))
+    block.runs = pyo.Set(initialize=block.variants, dimen=2, doc="(u, v): update u may run by its variant v")
     block.y = pyo.Var(block.runs, domain=pyo.Binary)
     variables_of: dict[int, dict[int, Any]] = {}
-    for (u, v), variable in zip(block.ways, block.y.values(), strict=True):
+    for (u, v), variable in zip(block.variants, block.y.values(), strict=True):
         variables_of.setdefault(u, {})[v] = variable
 
     def one_way(u: int) -> PyomoRow:
@@ -153,24 +153,17 @@ def _build(block: PyomoBlock) -> None:
         doc="tensors that stay in RAM from part to part leave room for the update phase",
     )
     costs, fixed = _transfer_costs(space.problem, closing)
-    moved_costs = _add_transfers(block, space, stays, costs)
-    write_back_costs = _add_write_backs(block, space, closing, stays)
-    streaming_costs = [_streaming_cost(closing, u, v) for u, v in block.ways]
+    paged = _add_transfers(block, space, stays, costs)
+    written = _add_write_backs(block, space, closing, stays)
+    extra = [_streaming_cost(closing, u, v) for u, v in block.variants]
     variables = [block.always[0], *block.y.values(), *block.a.values(), *block.w.values()]
     for figure, name in (("energy_j", "energy_j"), ("transfer_s", "time_s"), ("written_bytes", "written_bytes")):
-        setattr(
-            block,
-            figure,
-            Terms(
-                variables,
-                [getattr(moved, name) for moved in (fixed, *streaming_costs, *moved_costs, *write_back_costs)],
-            ),
-        )
+        setattr(block, figure, Terms(variables, [getattr(moved, name) for moved in (fixed, *extra, *paged, *written)]))
 
 
 def _add_transfers(
-    block: PyomoBlock, space: RetentionSpace, stays: dict[str, int], moves: dict[int, Moved]
-) -> list[Moved]:
+    block: PyomoBlock, space: RetentionSpace, stays: dict[str, int], moves: dict[int, TransferCost]
+) -> list[TransferCost]:
     """Add the rows on tensors that don't stay in RAM. Return the cost of moving each for the updates, from `moves`."""
     s = Symbols(block.model())
     names = [name for name, e in stays.items() if int(space.point_tensor[e]) in moves]
@@ -192,7 +185,9 @@ def _add_transfers(
     return [moves[int(space.point_tensor[stays[name]])] for name in names]
 
 
-def _add_write_backs(block: PyomoBlock, space: RetentionSpace, closing: Problem, stays: dict[str, int]) -> list[Moved]:
+def _add_write_backs(
+    block: PyomoBlock, space: RetentionSpace, closing: Problem, stays: dict[str, int]
+) -> list[TransferCost]:
     """Add the rows on tensors that stay in RAM and are also read from storage. Return the cost of writing each back."""
     model = block.model()
     k, p = list(model.residency.k.values()), list(model.paging.p.values())
@@ -220,7 +215,7 @@ def _add_write_backs(block: PyomoBlock, space: RetentionSpace, closing: Problem,
         "a tensor that stays in RAM and is read from storage is written there",
     )
     held = (updated[name] for name in names)
-    return [Moved(one.page_out_j, one.page_out_s, float(one.nbytes)) for one in held]
+    return [TransferCost(one.page_out_j, one.page_out_s, float(one.nbytes)) for one in held]
 
 
 def _useful_variants(space: RetentionSpace, closing: Problem, staying_bytes: float) -> Iterator[tuple[int, int]]:
@@ -245,11 +240,11 @@ def _useful_variants(space: RetentionSpace, closing: Problem, staying_bytes: flo
                 yield u, v
 
 
-def _streaming_cost(closing: Problem, update: int, variant: int) -> Moved:
+def _streaming_cost(closing: Problem, update: int, variant: int) -> TransferCost:
     """Return the cost of a streamed run above a plain run with its streamed tensors paged in and written back."""
     operator = closing.operators[update]
     way = operator.variant(variant)
-    cost = Moved(way.energy_j - operator.energy_j, way.time_s - operator.time_s, float(way.written_bytes))
+    cost = TransferCost(way.energy_j - operator.energy_j, way.time_s - operator.time_s, float(way.written_bytes))
     for i in way.streamed_in:
         cost -= _transfer_cost(closing, i, update)
     return cost

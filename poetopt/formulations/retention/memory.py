@@ -81,7 +81,7 @@ def _build(block: PyomoBlock) -> None:
 
     def stage_row(t: int) -> PyomoRow:
         saved, streamed = variant_terms.get(t, (0.0, []))
-        live = [*((m[e], k[e]) for e in (*spanning[t], *space.beyond(t))), *streamed]
+        live = [*((m[e], k[e]) for e in (*spanning[t], *space.kept_beyond(t))), *streamed]
         room = (B - W[t]) / unit + saved
         if space.limits.open and not live and k:
             live = [(0.0, k[0])]  # the row must exist, because a lower budget may violate it

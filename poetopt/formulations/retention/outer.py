@@ -202,7 +202,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     """Return the rows of recomputes during which every plan would exceed the budget."""
     model = block.model()
     space: RetentionSpace = model.space
-    if space.joined:  # memory inside of a group of stages is unknown
+    if space.has_groups:  # memory inside of a group of stages is unknown
         return []
     r, k = point[model.recompute.r], point[model.residency.k].tolist()
     p = point[model.paging.p].tolist() if space.paging else []

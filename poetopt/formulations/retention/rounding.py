@@ -49,17 +49,17 @@ class Rounded(NamedTuple):
     complemented: tuple[int, ...]
 
 
-VIOLATION = 0.01
+MIN_VIOLATION = 0.01
 """Smallest distance from the point for which a cut is added."""
-ROUND = 150
+CUTS_PER_ROUND = 150
 """Largest number of cuts in a round, the most violated first."""
-DIVISORS = 10
+MAX_DIVISORS = 10
 """Largest number of tensor sizes tried as divisors of a row, the largest first."""
 PARTS = (1, 2, 4)
 """Parts of each size: the whole, the half and the quarter."""
-LEFT = 1e-3
+MIN_REST_SHARE = 1e-3
 """Least (divisor - remainder) / divisor. A smaller one gives huge coefficients."""
-SAFE = 1e-9
+RELAXATION = 1e-9
 """Relaxation of the right-hand side, as a share of the sum of coefficients, because these are rounded to floats."""
 
 
@@ -134,7 +134,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
         parts += [point[model.streaming.y], point[model.memory.held]]
     values = np.clip(np.concatenate(parts), 0.0, 1.0)
     cuts = [cut for knapsack in block.rows if (cut := _cut(block, knapsack, values)) is not None]
-    return sorted(cuts, key=lambda row: -row.violation)[:ROUND]
+    return sorted(cuts, key=lambda row: -row.violation)[:CUTS_PER_ROUND]
 
 
 def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
@@ -143,7 +143,7 @@ def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
     partly = (x > 1e-6) & (x < 1 - 1e-6) & (a != 0)
     if not partly.any() or knapsack.room - a @ x > np.abs(a[partly]).max():
         return None
-    sizes = sorted(set(np.abs(a[partly]).tolist()), reverse=True)[:DIVISORS]
+    sizes = sorted(set(np.abs(a[partly]).tolist()), reverse=True)[:MAX_DIVISORS]
     divisors = np.array(sorted({size // part for size in sizes for part in PARTS} - {0}))
     missing = x > 0.5
     # few sizes differ, so terms are grouped by size and sign
@@ -157,7 +157,7 @@ def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
     norm = np.sqrt(rounded[valid] ** 2 @ np.bincount(own, minlength=len(alpha)))
     distance[valid] = (rounded[valid] @ y - right[valid]) / np.maximum(norm, 1e-9)
     best = int(np.argmax(distance))
-    if distance[best] < VIOLATION:
+    if distance[best] < MIN_VIOLATION:
         return None
     terms = rounded[best][own]
     coefficients = np.where(missing, -terms, terms)
@@ -167,7 +167,7 @@ def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
         variables=[block.variables[knapsack.place[term]] for term in used],
         coefficients=coefficients[used].tolist(),
         lower=-np.inf,
-        upper=float(upper + SAFE * np.abs(coefficients).sum()),
+        upper=float(upper + RELAXATION * np.abs(coefficients).sum()),
         violation=float(distance[best]),
         kind="rounded memory",
         key=Rounded(knapsack.stage, knapsack.found, int(divisors[best]), tuple(np.flatnonzero(missing).tolist())),
@@ -195,7 +195,7 @@ def roundings(
     whole, over = np.divmod(alpha[None, :], divisors[:, None])
     right, left = np.divmod(beta, divisors)
     rest = divisors - left
-    valid = (left > 0) & (rest > LEFT * divisors)
+    valid = (left > 0) & (rest > MIN_REST_SHARE * divisors)
     return whole + np.maximum(0, over - left[:, None]) / rest[:, None], right.astype(float), valid
 
 

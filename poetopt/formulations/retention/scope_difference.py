@@ -71,7 +71,7 @@ def thrift(model: Any) -> list[Row]:
 
 
 def _row(decision: Any, uses: list[Any]) -> Row:
-    return Row([decision, *uses], [-1.0, *[1.0] * len(uses)], 0.0, math.inf, 1.0, "thrift", core=True)
+    return Row([decision, *uses], [-1.0, *[1.0] * len(uses)], 0.0, math.inf, 1.0, "dominance", core=True)
 
 
 LATE = "late"

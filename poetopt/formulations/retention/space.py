@@ -134,7 +134,7 @@ class RetentionSpace:
         earlier = before >= 0 and self.point_first[e] and not self._touches(before, int(self.point_tensor[e]))
         return list(range(before + (not earlier), end))
 
-    def beyond(self, t: int) -> list[int]:
+    def kept_beyond(self, t: int) -> list[int]:
         """Return the points after t up to which tensors are kept that have a point at t but that t doesn't touch."""
         untouched = [e for e in self.points_at.get(t, ()) if not self._touches(t, int(self.point_tensor[e]))]
         return [after for e in untouched if (after := int(self.point_after[e])) >= 0]
@@ -150,7 +150,7 @@ class RetentionSpace:
         return found
 
     @cached_property
-    def joined(self) -> bool:
+    def has_groups(self) -> bool:
         """Return whether any stages are decided together."""
         return bool((self.ends != np.arange(len(self.ends))).any())
 

@@ -53,9 +53,9 @@ class Room(NamedTuple):
     point: int
 
 
-VIOLATION = 0.02
+MIN_VIOLATION = 0.02
 """Smallest violation for which a row is added."""
-ROUND = 500
+ROWS_PER_ROUND = 500
 """Largest number of rows in a round, the most violated first."""
 
 
@@ -103,12 +103,12 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
         own = model.space.streams_of[t, t]
         plain = max(0.0, 1.0 - float(y[own].sum()))
         for e, fitting in zip(kept, room_of, strict=True):
-            if k[e] > VIOLATION:
+            if k[e] > MIN_VIOLATION:
                 with_room = float(y[[n for n in fitting if n >= 0]].sum()) + (plain if -1 in fitting else 0.0)
-                if k[e] > with_room + VIOLATION:
+                if k[e] > with_room + MIN_VIOLATION:
                     violated.append((float(k[e] - with_room), t, e, fitting))
     violated.sort(key=lambda row: (-row[0], row[1:3]))
-    return [_room_row(block, t, e, fitting, violation) for violation, t, e, fitting in violated[:ROUND]]
+    return [_room_row(block, t, e, fitting, violation) for violation, t, e, fitting in violated[:ROWS_PER_ROUND]]
 
 
 def _stages_with_short_room(model: PyomoBlock) -> list[tuple[int, list[int], list[tuple[int, ...]]]]:

@@ -26,7 +26,7 @@ from poetopt.formulations.rows import Ints
 from poetopt.graph.problem import Problem, ProblemOperator, Variant
 from poetopt.graph.problem.problem import run_bytes
 
-ROUNDED = 1e-9
+ROUNDING_ERROR = 1e-9
 """Upper bound of the relative rounding error of sums of joules."""
 
 
@@ -71,7 +71,7 @@ def streamed_runs(
     first, again = [], []
     forced = _forced_j(problem, room)
     # the least cost of runs that must stream reduces the ceiling of all others
-    remaining_j = limits.ceiling_j * (1 + ROUNDED) - sum(forced)
+    remaining_j = limits.ceiling_j * (1 + ROUNDING_ERROR) - sum(forced)
     for k, operator in enumerate(problem.operators):
         fits = [
             v
