@@ -26,8 +26,8 @@ def lateness(block: PyomoBlock) -> Any:
     one_pass = problem.baseline_time_s
     compute = contributions(model, "compute_s")
     transfer = contributions(model, "transfer_s")
-    upper_bound = most([*compute, *transfer])
-    bounds = (0, upper_bound if math.isfinite(upper_bound) else None)
+    max_late = most([*compute, *transfer])
+    bounds = (0, max_late if math.isfinite(max_late) else None)
     block.late = pyo.Var(pyo.RangeSet(0, 0), bounds=bounds, doc="makespan above one pass [s]")
     late = block.late[0]
     sums = [(compute, 0.0), (transfer, one_pass)] if problem.dma else [([*compute, *transfer], 0.0)]

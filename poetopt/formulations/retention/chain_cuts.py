@@ -61,11 +61,11 @@ class Pressure:
         self._kept_bytes = ordinary_bytes(space.problem)
         self.by_stage: Floats = np.zeros(len(self._kept_bytes))
 
-    def begun(self, stage: int) -> None:
+    def learn_from_cut(self, stage: int) -> None:
         """Learn from a cut of another scope's bound, whose window begins at `stage`."""
         self.by_stage[stage] += self._kept_bytes[stage]
 
-    def note(self, kept: Floats, streamed: Floats | None = None) -> None:
+    def learn_from_point(self, kept: Floats, streamed: Floats | None = None) -> None:
         """Learn from a point: `kept` (n_points,) are its values of k, `streamed` (n_streams,) those of y."""
         is_full = stage_bytes(self._space, kept, streamed) >= (1 - MAX_FREE_SHARE) * self._space.room_bytes
         self.by_stage += (is_full | np.append(is_full[1:], False)) * self._kept_bytes
@@ -107,7 +107,7 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     values = _Values.at(model, space, point)
     pressed: Floats | None = None
     if block.pressure is not None:
-        block.pressure.note(point[model.residency.k], point[model.streaming.y] if space.streams else None)
+        block.pressure.learn_from_point(point[model.residency.k], point[model.streaming.y] if space.streams else None)
         pressed = block.pressure.by_stage
     worst = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:CUTS_PER_ROUND]
     chains = [_chain(space, values, i, s, b) for _, i, s, b in worst]
@@ -375,7 +375,7 @@ def _revive(block: PyomoBlock, key: object) -> Row | None:
     if not space.first_stages[chain.path[0]] <= space.decided[chain.s] < chain.b:
         return None
     if block.pressure is not None:
-        block.pressure.begun(chain.s)
+        block.pressure.learn_from_cut(chain.s)
     return _rows(block).row(chain, 0.0)
 
 
