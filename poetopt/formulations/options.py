@@ -61,8 +61,8 @@ def names() -> tuple[str, ...]:
 def option(name: str) -> BlockOption:
     """Return the option called `name`. Raises FormulationError with the closest name if there is none."""
     if name in HOMES:
-        own: BlockOption = importlib.import_module(HOMES[name]).option
-        return own
+        known: BlockOption = importlib.import_module(HOMES[name]).option
+        return known
     point = _find_entry_point(name)
     if point is None:
         raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")

@@ -339,11 +339,11 @@ def _memory(block: PyomoBlock) -> None:
     )
 
     def usage(t: int, k: int) -> PyomoRow:
-        made = sum(m[i] * A[t, i] for i in operators[k].outputs)
+        allocated = sum(m[i] * A[t, i] for i in operators[k].outputs)
         if (t, k) not in before:
-            return U[t, k] == sum(m[i] * S_ram[t, i] for i in resident[t]) + made
+            return U[t, k] == sum(m[i] * S_ram[t, i] for i in resident[t]) + allocated
         h = before[t, k]
-        return U[t, k] == U[t, h] - sum(m[i] * FREE[t, i, h] for i in touched[h]) + made
+        return U[t, k] == U[t, h] - sum(m[i] * FREE[t, i, h] for i in touched[h]) + allocated
 
     block.usage = equation(
         model.computes, usage, "memory at an operator's turn: outputs added, freed tensors subtracted"

@@ -53,8 +53,8 @@ class PoetSpace:
         """Pairs (t, i): tensor i may be in RAM or on storage as stage t begins; after the last stage only `lasting`."""
         tensors = self.problem.tensors
         stages = range(len(self.problem.operators))
-        found = [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
-        return [*found, *((len(stages), i) for i in self.lasting if stages)]
+        pairs = [(t, i) for t in stages for i in range(len(tensors)) if tensors[i].producer < t]
+        return [*pairs, *((len(stages), i) for i in self.lasting if stages)]
 
     @cached_property
     def residents(self) -> list[int]:

@@ -44,9 +44,9 @@ def thrift(model: Any) -> list[Row]:
             continue
         kept = [S[t + 1, i]] if (t + 1, i) in S else []
         rows += [_one_of(back, S[t, i]), _row([*((1.0, one) for one in kept), (-1.0, back)], 0.0)]
-        made = (t, problem.tensors[i].producer)
-        if made in R:
-            rows.append(_one_of(back, R[made]))
+        recompute = (t, problem.tensors[i].producer)
+        if recompute in R:
+            rows.append(_one_of(back, R[recompute]))
     return rows
 
 

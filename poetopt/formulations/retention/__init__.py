@@ -100,7 +100,7 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
         for _, tensor in schedule.page_ins:
             if tensor in model.paging.o_index:  # any other tensor is always on storage
                 written[model.paging.o_index[tensor]] = 1.0
-        streamed_away = {i for i, own in space.streamed_out.items() if y[own].any()}
+        streamed_away = {i for i, runs in space.streamed_out.items() if y[runs].any()}
         for n in np.flatnonzero(y).tolist():
             for i in space.stream_ways[n].streamed_in:
                 if i in model.paging.o_index:
@@ -143,8 +143,8 @@ def _streaming_values(space: RetentionSpace, schedule: Schedule) -> Floats | Non
     """Return the values of y of a schedule, or None if it has a run that the space lacks."""
     y = np.zeros(len(space.streams.operator))
     for stage, operator, variant in schedule.variants:
-        own = space.streams_of.get((operator, stage), ())
-        chosen = [n for n in own if space.streams.variant[n] == variant]
+        runs = space.streams_of.get((operator, stage), ())
+        chosen = [n for n in runs if space.streams.variant[n] == variant]
         if not chosen:
             return None
         y[chosen] = 1.0
@@ -258,14 +258,14 @@ def _keep_values(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple
             for e in range(last - 1, first - 1, -1):
                 at = (int(space.point_tensor[e]), int(space.point_stage[e]))
                 needed = needed_later or (bool(space.point_real[e]) and at not in streamed_now) or at in reading
-                made = at in making
-                kept = needed and not made
+                is_made = at in making
+                is_kept = needed and not is_made
                 if at[::-1] in page_outs and not there_anyway(space, *at):
-                    if made:
+                    if is_made:
                         return None
-                    kept = True
-                k[e] = float(kept)
-                needed_later = kept
+                    is_kept = True
+                k[e] = float(is_kept)
+                needed_later = is_kept
     streamed_out = (i for i in space.streamed_out if _streams_out(space, schedule, i))
     return None if any((e := next_point(space, i)) >= 0 and k[e] for i in streamed_out) else k
 

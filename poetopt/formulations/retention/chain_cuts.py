@@ -163,11 +163,11 @@ class _Values:
         streamed: dict[tuple[int, int], Floats] = {}
         if space.streams:
             y = point[model.streaming.y]
-            for (i, j, t), own in space.streamed_in.items():
-                if (share := float(y[own].sum())) > MIN_SHARE:
+            for (i, j, t), runs in space.streamed_in.items():
+                if (share := float(y[runs].sum())) > MIN_SHARE:
                     streamed.setdefault((i, j), np.zeros(stages + 1))[t + 1] += share
-            for i, own in space.streamed_out.items():
-                written[i] += y[own].sum()
+            for i, runs in space.streamed_out.items():
+                written[i] += y[runs].sum()
         # float32 halves the bytes and doubles the speed; a cut's violation is far above the rounding error
         return cls(
             crossing=space.crossing(point[model.residency.k]).astype(np.float32),

@@ -66,11 +66,11 @@ class ChainRows:
         self._streamed_out: dict[int, list[Any]] = {}
         if space.streams:
             streamed = list(model.streaming.y.values())
-            for (i, j, t), own in sorted(space.streamed_in.items(), key=lambda entry: entry[0][2]):
+            for (i, j, t), runs in sorted(space.streamed_in.items(), key=lambda entry: entry[0][2]):
                 times, variables = self._streamed_in.setdefault((i, j), ([], []))
-                times += [t] * len(own)
-                variables += [streamed[n] for n in own]
-            self._streamed_out = {i: [streamed[n] for n in own] for i, own in space.streamed_out.items()}
+                times += [t] * len(runs)
+                variables += [streamed[n] for n in runs]
+            self._streamed_out = {i: [streamed[n] for n in runs] for i, runs in space.streamed_out.items()}
 
     def row(self, chain: Chain, violation: float) -> Row:
         """Return the cut of `chain`, which a point violates by `violation`."""
@@ -106,9 +106,9 @@ def _timed(places: Iterable[tuple[int, int]], variables: Iterable[Any], count: i
     """Return the variables of each of `count` owners; `places` has owner and stage of each variable."""
     by_owner: list[Timed] = [([], []) for _ in range(count)]
     for (owner, stage), variable in zip(places, variables, strict=True):
-        stages, own = by_owner[owner]
+        stages, owned = by_owner[owner]
         stages.append(stage)
-        own.append(variable)
+        owned.append(variable)
     return by_owner
 
 

@@ -196,8 +196,8 @@ def _add_write_backs(
     for e, variable in zip(space.page_point.tolist(), p, strict=True):
         if not space.point_first[e]:
             reads.setdefault(int(space.point_tensor[e]), []).append(variable)
-    for (i, _, _), own in space.streamed_in.items():
-        reads.setdefault(i, []).extend(y[n] for n in own)
+    for (i, _, _), runs in space.streamed_in.items():
+        reads.setdefault(i, []).extend(y[n] for n in runs)
     updated = {held.name: held for held in closing.tensors if held.updated}
     block.written = [
         space.point_tensor[e] for name, e in stays.items() if name in updated and reads.get(space.point_tensor[e])
@@ -243,9 +243,13 @@ def _useful_variants(space: RetentionSpace, closing: Problem, staying_bytes: flo
 def _streaming_cost(closing: Problem, update: int, variant: int) -> TransferCost:
     """Return the cost of a streamed run above a plain run with its streamed tensors paged in and written back."""
     operator = closing.operators[update]
-    way = operator.variant(variant)
-    cost = TransferCost(way.energy_j - operator.energy_j, way.time_s - operator.time_s, float(way.written_bytes))
-    for i in way.streamed_in:
+    streamed_variant = operator.variant(variant)
+    cost = TransferCost(
+        streamed_variant.energy_j - operator.energy_j,
+        streamed_variant.time_s - operator.time_s,
+        float(streamed_variant.written_bytes),
+    )
+    for i in streamed_variant.streamed_in:
         cost -= _transfer_cost(closing, i, update)
     return cost
 

@@ -207,7 +207,7 @@ def _streamed_away(problem: Problem, streams: Streams) -> tuple[Flags, Flags]:
     early = np.zeros(len(problem.tensors), dtype=bool)
     for k, t, v in zip(streams.operator.tolist(), streams.stage.tolist(), streams.variant.tolist(), strict=True):
         if k == t:
-            way = problem.operators[k].variants[v - 1]
-            missing[list(way.streamed_in), t] = True
-            early[[i for i in way.streamed_out if problem.tensors[i].producer == k]] = True
+            variant = problem.operators[k].variants[v - 1]
+            missing[list(variant.streamed_in), t] = True
+            early[[i for i in variant.streamed_out if problem.tensors[i].producer == k]] = True
     return missing, early

@@ -105,8 +105,8 @@ class Instant:
         for h in space.problem.readers[i]:
             recomputation = space.recompute_of.get((h, self.t))
             if recomputation == x:
-                own = self._read(i, h, r)
-                candidates.append((_total(own), [(1.0, own)], 0.0))
+                read = self._read(i, h, r)
+                candidates.append((_total(read), [(1.0, read)], 0.0))
             elif recomputation is not None:
                 (earlier if h < j else later).append(self._read(i, h, r))
         if space.point_real[e] and (i, self.t, self.t) in space.streamed_in:

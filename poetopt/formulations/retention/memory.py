@@ -138,13 +138,13 @@ def _add_variant_terms(block: PyomoBlock, space: RetentionSpace) -> dict[int, tu
     )
     terms_of: dict[int, tuple[float, list[tuple[float, Any]]]] = {}
     for t in range(len(space.problem.operators)):
-        own = space.streams_of.get((t, t), [])
-        if not own:
+        runs = space.streams_of.get((t, t), [])
+        if not runs:
             continue
-        weight = dict.fromkeys(own, 0.0)
+        weight = dict.fromkeys(runs, 0.0)
         kept: list[tuple[float, Any]] = []
         saved = 0.0
-        for i in sorted({i for n in own for i in space.stream_ways[n].streamed_in}):
+        for i in sorted({i for n in runs for i in space.stream_ways[n].streamed_in}):
             size = float(space.tensor_bytes[i])
             if (i, t) in held:
                 saved += size
@@ -152,9 +152,9 @@ def _add_variant_terms(block: PyomoBlock, space: RetentionSpace) -> dict[int, tu
                 continue
             for n in space.streamed_in[i, t, t]:
                 weight[n] -= size
-        for n in own:
-            way = space.stream_ways[n]
-            weight[n] -= sum(float(space.tensor_bytes[i]) for i in way.streamed_out if i not in way.streamed_in)
+        for n in runs:
+            variant = space.stream_ways[n]
+            weight[n] -= sum(float(space.tensor_bytes[i]) for i in variant.streamed_out if i not in variant.streamed_in)
             weight[n] += space.stream_workspace_bytes[n] - float(space.workspace_bytes[t])
         terms_of[t] = saved / unit, [*kept, *((nbytes / unit, y[n]) for n, nbytes in weight.items())]
     return terms_of
@@ -200,9 +200,9 @@ def _candidate_rows(block: PyomoBlock, point: PointLike) -> Iterator[tuple[Insta
         np.where(space.point_real, np.maximum(available, 1.0), available) * space.tensor_bytes[space.point_tensor],
         len(across),
     )
-    own = np.zeros(len(across))
-    np.maximum.at(own, space.recompute_stage, r * space.working_set_bytes[space.recompute_operator])
-    may_exceed = (upper_bound + own)[space.recompute_stage] > space.room_bytes
+    recompute_bytes = np.zeros(len(across))
+    np.maximum.at(recompute_bytes, space.recompute_stage, r * space.working_set_bytes[space.recompute_operator])
+    may_exceed = (upper_bound + recompute_bytes)[space.recompute_stage] > space.room_bytes
     values = [share.tolist() for share in (r, k, p, y)]  # lists, because reading array entries one by one is slow
     for x in np.flatnonzero((r > ACTIVE) & may_exceed).tolist():
         j, t = int(space.recompute_operator[x]), int(space.recompute_stage[x])

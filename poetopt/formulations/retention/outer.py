@@ -164,12 +164,12 @@ def _with_cheapest_transfers(problem: Problem) -> Problem:
     tensors = problem.tensors
     share: dict[int, float] = {}
     for operator in problem.operators:
-        for way in operator.variants:
-            whole = sum(tensors[i].page_in_j for i in way.streamed_in)
-            whole += sum(tensors[i].page_out_j for i in way.streamed_out)
-            more = max(0.0, way.energy_j - operator.energy_j)
-            for i in {*way.streamed_in, *way.streamed_out}:
-                share[i] = min(share.get(i, 1.0), more / whole if whole else 1.0)
+        for variant in operator.variants:
+            paging_j = sum(tensors[i].page_in_j for i in variant.streamed_in)
+            paging_j += sum(tensors[i].page_out_j for i in variant.streamed_out)
+            extra_j = max(0.0, variant.energy_j - operator.energy_j)
+            for i in {*variant.streamed_in, *variant.streamed_out}:
+                share[i] = min(share.get(i, 1.0), extra_j / paging_j if paging_j else 1.0)
     if not share:
         return _without_variants(problem)
     moved = tuple(
@@ -212,8 +212,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     rows = []
     for x in active:
         operator = space.problem.operators[space.recompute_operator[x]]
-        own = {*operator.inputs, *operator.outputs}
-        others = [stay for stay in stays[int(space.recompute_stage[x])] if stay.tensor not in own]
+        operands = {*operator.inputs, *operator.outputs}
+        others = [stay for stay in stays[int(space.recompute_stage[x])] if stay.tensor not in operands]
         needed = float(space.working_set_bytes[space.recompute_operator[x]])
         live = needed * float(r[x]) + sum(stay.nbytes * stay.value for stay in others)
         if live > room * (1 + VIOLATION):

@@ -91,7 +91,7 @@ def _build(block: PyomoBlock) -> None:
             "a tensor that is streamed in is on storage",
         )
     # each variant that streams out takes the blocks
-    streamed_writes = [(i, s.y[n]) for i, own in space.streamed_out.items() for n in own]
+    streamed_writes = [(i, s.y[n]) for i, runs in space.streamed_out.items() for n in runs]
     block.storage = pyo.Constraint(
         rule=lambda _: fits_storage(
             model,

@@ -45,11 +45,11 @@ def _build(block: PyomoBlock) -> None:
     block.k = pyo.Var(model.points, domain=pyo.Binary)
     s = Symbols(model)
     k, r, p, y_in, y_out, a, before, after = s.k, s.r, s.p, s.y_in, s.y_out, s.a, s.before, s.after
-    real = {point for point, own in zip(points, space.point_real.tolist(), strict=True) if own}
+    real = {point for point, is_real in zip(points, space.point_real.tolist(), strict=True) if is_real}
     missing = (space.point_first & space.stored[space.point_tensor] & ~space.wrapped).tolist()
-    single = [not made.computed or len(problem.operators[made.producer].outputs) == 1 for made in problem.tensors]
+    single = [not tensor.computed or len(problem.operators[tensor.producer].outputs) == 1 for tensor in problem.tensors]
     names = list(points)
-    gone = {names[e]: i for i in space.streamed_out if (e := next_point(space, i)) >= 0}
+    streamed_away = {names[e]: i for i in space.streamed_out if (e := next_point(space, i)) >= 0}
     """(i, q) before which the first run of i's operator, or its update, may have left it only on storage."""
 
     def occupancy(i: int, q: int) -> PyomoRow:
@@ -63,7 +63,7 @@ def _build(block: PyomoBlock) -> None:
     def continuity(i: int, q: int) -> PyomoRow:
         if (i, q) in before:
             return k[i, q] <= a(*before[i, q])
-        if (i, q) in gone:
+        if (i, q) in streamed_away:
             return k[i, q] + y_out[i] <= 1
         # a tensor that is only on storage isn't in RAM when the step begins
         return k[i, q] <= 0 if missing[points[i, q]] else pyo.Constraint.Skip
@@ -73,13 +73,13 @@ def _build(block: PyomoBlock) -> None:
     )
     block.continuity = equation(model.points, continuity, "(1c) only a tensor that was there can be kept")
     if space.streams:
-        own = [point for point in points if (*point, point[1]) in y_in]
+        streamable = [point for point in points if (*point, point[1]) in y_in]
         block.there_or_streamed = equation(
-            own,
+            streamable,
             lambda i, q: a(i, q) + y_in[i, q, q] >= 1,
             "inputs of a stage's own operator are in RAM, or streamed in",
         )
-        lost = [at for at in gone if at in before]
+        lost = [at for at in streamed_away if at in before]
         block.not_kept = equation(
             lost,
             lambda i, q: k[i, q] + y_out[i] <= 1,
@@ -103,8 +103,8 @@ def _build(block: PyomoBlock) -> None:
 
     def purpose(i: int, q: int) -> PyomoRow:
         reading = sum(r[h, q] - y_in[i, h, q] for h in problem.readers[i] if (h, q) in r)
-        own = 1 - y_in[i, q, q] if (i, q) in real else 0
-        return p[i, q] <= k[after.get((i, q))] + reading + own
+        read_by_stage = 1 - y_in[i, q, q] if (i, q) in real else 0
+        return p[i, q] <= k[after.get((i, q))] + reading + read_by_stage
 
     block.idle = pyo.Set(initialize=idle, dimen=2, doc="(i, q): tensor i may be paged in at stage q at no cost")
     block.purpose = equation(block.idle, purpose, "a tensor that is paged in is kept or read")

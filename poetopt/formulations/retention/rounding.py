@@ -148,18 +148,18 @@ def _cut(block: PyomoBlock, knapsack: _Knapsack, values: Floats) -> Row | None:
     missing = x > 0.5
     # few sizes differ, so terms are grouped by size and sign
     alpha = np.concatenate([knapsack.sizes, -knapsack.sizes])
-    own = knapsack.size + len(knapsack.sizes) * ((a > 0) == missing)
+    group = knapsack.size + len(knapsack.sizes) * ((a > 0) == missing)
     rounded, right, valid = roundings(
         alpha, knapsack.room - int(a[missing].sum()), np.zeros(len(alpha), dtype=bool), divisors
     )
-    y = np.bincount(own, np.where(missing, 1 - x, x), len(alpha))
+    y = np.bincount(group, np.where(missing, 1 - x, x), len(alpha))
     distance = np.full(len(divisors), -np.inf)
-    norm = np.sqrt(rounded[valid] ** 2 @ np.bincount(own, minlength=len(alpha)))
+    norm = np.sqrt(rounded[valid] ** 2 @ np.bincount(group, minlength=len(alpha)))
     distance[valid] = (rounded[valid] @ y - right[valid]) / np.maximum(norm, 1e-9)
     best = int(np.argmax(distance))
     if distance[best] < MIN_VIOLATION:
         return None
-    terms = rounded[best][own]
+    terms = rounded[best][group]
     coefficients = np.where(missing, -terms, terms)
     upper = right[best] - terms[missing].sum()
     used = np.flatnonzero(coefficients)

@@ -146,8 +146,8 @@ class RetentionSpace:
     @cached_property
     def _begins(self) -> list[int]:
         """(n_stages,) first stage of the group that is decided together with each."""
-        found: list[int] = np.searchsorted(self.ends, self.ends).tolist()
-        return found
+        first_of_group: list[int] = np.searchsorted(self.ends, self.ends).tolist()
+        return first_of_group
 
     @cached_property
     def has_groups(self) -> bool:
@@ -166,14 +166,16 @@ class RetentionSpace:
     def first_stages(self) -> list[int]:
         """Deciding stage from which on each tensor is there."""
         ends = self.ends.tolist()
-        return [ends[max(made.producer, 0)] for made in self.problem.tensors]
+        return [ends[max(tensor.producer, 0)] for tensor in self.problem.tensors]
 
     @cached_property
     def uses(self) -> list[dict[int, int]]:
         """For each tensor, the deciding stages of its readers, ascending, each mapped to its last reader."""
         ends = self.ends.tolist()
         pairs = zip(self.problem.readers, self.first_stages, self.problem.tensors, strict=True)
-        return [{ends[t]: t for t in readers if ends[t] > first or not made.computed} for readers, first, made in pairs]
+        return [
+            {ends[t]: t for t in readers if ends[t] > first or not tensor.computed} for readers, first, tensor in pairs
+        ]
 
     @cached_property
     def room_bytes(self) -> int:
@@ -186,7 +188,7 @@ class RetentionSpace:
         slot, room = self.problem.alignment, self.limits.ram_bytes - self.problem.reserve_bytes
         sizes = [tensor.nbytes for tensor in self.problem.tensors]
         sizes += [operator.workspace_bytes for operator in self.problem.operators]
-        sizes += [way.workspace_bytes for way in self.stream_ways]
+        sizes += [variant.workspace_bytes for variant in self.stream_ways]
         fits = any(0 < nbytes % slot <= room % slot for nbytes in sizes)
         room = self._slots(room) if fits else room // slot * slot
         unit = int(self.memory_unit)
@@ -234,7 +236,7 @@ class RetentionSpace:
         paged = self.point_tensor[self.page_point]
         if self.streams:
             paged = np.concatenate(
-                [paged, np.array([i for way in self.stream_ways for i in way.streamed_in], dtype=int)]
+                [paged, np.array([i for variant in self.stream_ways for i in variant.streamed_in], dtype=int)]
             )
         # a tensor that is never updated, or whose new value nothing reads, is always valid on storage
         rewritten = [tensor.updated and tensor.carried for tensor in self.problem.tensors]
@@ -285,7 +287,7 @@ class RetentionSpace:
     @cached_property
     def stream_workspace_bytes(self) -> list[float]:
         """(n_streams,) bytes of each streamed run's workspace in the arena."""
-        return [float(self._slots(way.workspace_bytes)) for way in self.stream_ways]
+        return [float(self._slots(variant.workspace_bytes)) for variant in self.stream_ways]
 
     @cached_property
     def stream_less_bytes(self) -> Floats:
@@ -315,8 +317,8 @@ class RetentionSpace:
     def streamed_out(self) -> dict[int, list[int]]:
         """Map from a tensor to the streamed runs that leave it only on storage: first runs, and updates."""
         runs_of: dict[int, list[int]] = {}
-        for y, way in enumerate(self.stream_ways):
-            for i in way.streamed_out:
+        for y, variant in enumerate(self.stream_ways):
+            for i in variant.streamed_out:
                 runs_of.setdefault(i, []).append(y)
         return runs_of
 
@@ -364,7 +366,7 @@ class RetentionSpace:
     def memory_unit(self) -> float:
         """Bytes of one unit in a memory row: the greatest common divisor of all sizes in the arena."""
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
-        sizes += [self._slots(way.workspace_bytes) for way in self.stream_ways]
+        sizes += [self._slots(variant.workspace_bytes) for variant in self.stream_ways]
         return float(math.gcd(*map(int, sizes)) or 1)
 
 

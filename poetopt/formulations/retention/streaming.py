@@ -80,10 +80,10 @@ def _build(block: PyomoBlock) -> None:
     block.one_way = equation(list(space.streams_of), one_way, "a run uses one variant")
     variants = space.stream_ways
     plain = [operators[j] for j in streams.operator.tolist()]
-    more_j = np.array([way.energy_j - own.energy_j for way, own in zip(variants, plain, strict=True)])
-    more_s = np.array([way.time_s - own.time_s for way, own in zip(variants, plain, strict=True)])
+    more_j = np.array([variant.energy_j - operator.energy_j for variant, operator in zip(variants, plain, strict=True)])
+    more_s = np.array([variant.time_s - operator.time_s for variant, operator in zip(variants, plain, strict=True)])
     parts = space.problem.parts
-    written = np.array([float(parts * way.written_bytes) for way in variants])
+    written = np.array([float(parts * variant.written_bytes) for variant in variants])
     block.energy_j = terms(block.y, more_j)
     block.compute_s = terms(block.y, more_s)
     block.written_bytes = terms(block.y, written)
@@ -100,8 +100,8 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     y, k = point[block.y], point[model.residency.k]
     violated = []
     for t, kept, room_of in block.tight:
-        own = model.space.streams_of[t, t]
-        plain = max(0.0, 1.0 - float(y[own].sum()))
+        runs = model.space.streams_of[t, t]
+        plain = max(0.0, 1.0 - float(y[runs].sum()))
         for e, fitting in zip(kept, room_of, strict=True):
             if k[e] > MIN_VIOLATION:
                 with_room = float(y[[n for n in fitting if n >= 0]].sum()) + (plain if -1 in fitting else 0.0)
@@ -116,11 +116,11 @@ def _stages_with_short_room(model: PyomoBlock) -> list[tuple[int, list[int], lis
     space: RetentionSpace = model.space
     stages = []
     for t in range(len(space.problem.operators)):
-        own = space.streams_of.get((t, t))
-        if not own:
+        runs = space.streams_of.get((t, t))
+        if not runs:
             continue
         run_sizes = [(-1, run_bytes(space.problem, t))]
-        run_sizes += [(n, run_bytes(space.problem, t, int(space.streams.variant[n]))) for n in own]
+        run_sizes += [(n, run_bytes(space.problem, t, int(space.streams.variant[n]))) for n in runs]
         kept, rooms = [], []
         for e in model.memory.spanning[t]:
             size = space.tensor_bytes[space.point_tensor[e]]
@@ -136,10 +136,10 @@ def _stages_with_short_room(model: PyomoBlock) -> list[tuple[int, list[int], lis
 def _room_row(block: PyomoBlock, t: int, e: int, fitting: tuple[int, ...], violation: float) -> Row:
     model = block.model()
     y = list(block.y.values())
-    own = model.space.streams_of[t, t]
+    runs = model.space.streams_of[t, t]
     k = list(model.residency.k.values())[e]
     if -1 in fitting:  # the share of the plain run is 1 minus that of the others
-        others = [n for n in own if n not in fitting]
+        others = [n for n in runs if n not in fitting]
         ones = [1.0] * (len(others) + 1)
         return Row([k, *(y[n] for n in others)], ones, -np.inf, 1.0, violation, "room", key=Room(t, e))
     variables = [k, *(y[n] for n in fitting)]

@@ -75,13 +75,15 @@ def streamed_runs(
     for k, operator in enumerate(problem.operators):
         fits = [
             v
-            for v, way in enumerate(operator.variants, 1)
-            if all(problem.tensors[i].nbytes for i in (*way.streamed_in, *way.streamed_out))
+            for v, variant in enumerate(operator.variants, 1)
+            if all(problem.tensors[i].nbytes for i in (*variant.streamed_in, *variant.streamed_out))
             and (limits.open or run_bytes(problem, k, v) <= room)
         ]
         best = _undominated(operator, fits) if not limits.open else fits
-        own = [v for v in best if operator.variants[v - 1].energy_j - operator.energy_j <= remaining_j + forced[k]]
-        first.append([v for v in own if not (simple and _paging_is_better(problem, k, v))])
+        affordable = [
+            v for v in best if operator.variants[v - 1].energy_j - operator.energy_j <= remaining_j + forced[k]
+        ]
+        first.append([v for v in affordable if not (simple and _paging_is_better(problem, k, v))])
         recompute_variants = [v for v in best if not operator.variants[v - 1].streamed_out]
         again.append([v for v in recompute_variants if operator.variants[v - 1].energy_j <= remaining_j])
     runs = [(t, t, v) for t, variants in enumerate(first) for v in variants]
@@ -103,12 +105,12 @@ def _undominated(operator: ProblemOperator, variants: list[int]) -> list[int]:
     """Return the variants that no other one with the same streamed tensors dominates; of equal ones the first."""
 
     def figures(v: int) -> tuple[float, ...]:
-        way = operator.variants[v - 1]
-        return way.workspace_bytes, way.energy_j, way.time_s, way.written_bytes
+        variant = operator.variants[v - 1]
+        return variant.workspace_bytes, variant.energy_j, variant.time_s, variant.written_bytes
 
     def streams(v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        way = operator.variants[v - 1]
-        return way.streamed_in, way.streamed_out
+        variant = operator.variants[v - 1]
+        return variant.streamed_in, variant.streamed_out
 
     def is_dominated(v: int, other: int) -> bool:
         if other == v or streams(other) != streams(v):
@@ -122,6 +124,8 @@ def _undominated(operator: ProblemOperator, variants: list[int]) -> list[int]:
 def _paging_is_better(problem: Problem, k: int, v: int) -> bool:
     """Return whether the plain run with transfers around it costs and takes no more than the variant."""
     operator, tensors = problem.operators[k], problem.tensors
-    way: Variant = operator.variants[v - 1]
-    moved = sum(tensors[i].page_in_j for i in way.streamed_in) + sum(tensors[i].page_out_j for i in way.streamed_out)
-    return operator.energy_j + moved <= way.energy_j and run_bytes(problem, k) <= run_bytes(problem, k, v)
+    variant: Variant = operator.variants[v - 1]
+    moved = sum(tensors[i].page_in_j for i in variant.streamed_in) + sum(
+        tensors[i].page_out_j for i in variant.streamed_out
+    )
+    return operator.energy_j + moved <= variant.energy_j and run_bytes(problem, k) <= run_bytes(problem, k, v)

@@ -44,12 +44,12 @@ class Symbols:
     @cached_property
     def y_in(self) -> OrZero:
         """Sums of runs that stream a tensor in, by tensor, operator and stage."""
-        return OrZero((run, sum(self.y[n] for n in own)) for run, own in self.space.streamed_in.items())
+        return OrZero((run, sum(self.y[n] for n in numbers)) for run, numbers in self.space.streamed_in.items())
 
     @cached_property
     def y_out(self) -> OrZero:
         """Sums of runs that stream a tensor out, by tensor."""
-        return OrZero((i, sum(self.y[n] for n in own)) for i, own in self.space.streamed_out.items())
+        return OrZero((i, sum(self.y[n] for n in numbers)) for i, numbers in self.space.streamed_out.items())
 
     @cached_property
     def before(self) -> dict[tuple[int, int], tuple[int, int]]:
