@@ -6,7 +6,7 @@ $$ \begin{aligned}
    \Psi + C &\le \mu        && \text{(1h) the paper's model (eq. 3)} \\
    \Psi + C + X &\le \mu    && \text{the makespan of a device without DMA, exact} \\
    \Psi + C \le \mu,\quad X &\le \mu && \text{necessary for the makespan of a device with DMA} \\
-   \Psi + C + (1 - h) X &\le \mu && \text{where at most the share h of the transfers counts as hidden}
+   \Psi + C + (1 - h) X &\le \mu && \text{if at most the share h of the transfers counts as hidden}
    \end{aligned} $$
 
 The last row isn't part of the deadline: the solve loop tightens the model with it. With $h = 0$ every order of the

@@ -110,7 +110,10 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
                 written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
         if space.problem.closing is not None:
-            values += [(model.closing.always, np.ones(1)), *_update_phase_values(model, space, schedule, kept)]
+            values += [
+                (model.component("closing").always, np.ones(1)),
+                *_update_phase_values(model, space, schedule, kept),
+            ]
     if space.streams:
         values += [(model.streaming.y, y), (model.memory.held, _held_values(space, kept, y))]
     if space.transfer_times:
@@ -132,10 +135,11 @@ def _update_phase_values(model: Any, space: RetentionSpace, schedule: Schedule, 
     read = {i for _, i in schedule.page_ins}
     for _, operator, variant in schedule.variants:
         read.update(space.problem.operators[operator].variant(variant).streamed_in)
+    block = model.component("closing")
     return [
-        (model.closing.y, np.array([float(variant_of[u] == v) for u, v in model.closing.variants])),
-        (model.closing.a, np.array([1.0 - k[stays[name]] for name in model.closing.moved])),
-        (model.closing.w, np.array([float(i in read and i in kept) for i in model.closing.written])),
+        (block.y, np.array([float(variant_of[u] == v) for u, v in block.variants])),
+        (block.a, np.array([1.0 - k[stays[name]] for name in block.moved])),
+        (block.w, np.array([float(i in read and i in kept) for i in block.written])),
     ]
 
 

@@ -40,7 +40,7 @@ over 0, over $k_{i,t^+} - p_{i,t}$, over $r_{h,t}$ for $h \ge j$, and over $k_{i
 |--------|-----------|-------|----------------------------------------------|
 | $m_i$  | -         | bytes | size of a tensor in the arena (rows are in `memory_unit`s) |
 | $w_j$  | -         | bytes | workspace of an operator                     |
-| $h_{i,t}$ | `held` | -     | tensor i, which stage t's operator may stream, is in RAM meanwhile |
+| $h_{i,t}$ | `held` | -     | tensor i, which stage t's operator may stream, is in RAM during it |
 
 Source: Checkmate's U and FREE (Jain et al. 2020, eqs. 2-3) for a tensor that may be freed at any moment.
 """

@@ -67,8 +67,9 @@ def _build(block: PyomoBlock) -> None:
         at_once = i in y_out and tensors[i].producer + 1 == t and not space.stored[i]
         return p[i, t] <= (y_out[i] if at_once else o[i] + y_out[i])
 
-    block.written_first = equation(
-        model.page_ins, written_first, "(1d, 1e) a tensor that is paged in was written to storage"
+    block.add_component(
+        "written_first",
+        equation(model.page_ins, written_first, "(1d, 1e) a tensor that is paged in was written to storage"),
     )
     points = list(space.point_of)
     gated = [points[e] for e in space.gated]

@@ -137,10 +137,10 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
     for variable, array in values:
         if space.paging and variable is model.paging.o:  # follows from the page-ins
             continue
-        if space.streams and variable is model.memory.held:  # follows from what is streamed
+        if space.streams and variable is model.memory.held:  # follows from the streamed runs
             continue
-        if space.paging and space.problem.closing is not None and variable.parent_block() is model.closing:
-            continue  # follows from what stays
+        if space.paging and space.problem.closing is not None and variable.parent_block() is model.component("closing"):
+            continue  # follows from the tensors that stay
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
     active = len(variables)

@@ -48,8 +48,8 @@ class RetentionSpace:
     page_index
         (n_points,) index into `page_point`, or -1.
     kind
-        What the space leaves out. A timed space has a point of each tensor at every stage up to its last read, so that
-        it may be moved in any of them, except for tensors whose home is storage.
+        Decisions that the space leaves out. A timed space has a point of each tensor at every stage up to its last
+        read, so that it may be moved in any of them, except for tensors whose home is storage.
     ends
         (n_stages,) ascending: the stage that decides for each stage. It is the stage itself, or the last one of a group
         that is decided together. The decisions of the group count at its last stage, and a tensor that is made in one

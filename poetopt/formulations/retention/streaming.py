@@ -2,7 +2,7 @@ r"""Block `streaming`: runs that stream operands from storage, or outputs to it,
 
 A run (j, t) is the first one of its operator (t = j) or a recompute. For each of its variants v besides the plain run,
 
-$$ y_{j,t,v} \in \{0, 1\}, \qquad \sum_v y_{t,t,v} \le 1 \text{ (= 1 where the plain run doesn't fit)}, \qquad
+$$ y_{j,t,v} \in \{0, 1\}, \qquad \sum_v y_{t,t,v} \le 1 \text{ (= 1 if the plain run doesn't fit)}, \qquad
    \sum_v y_{j,t,v} \le r_{j,t} $$
 $$ E = \sum_{j,t,v} (\Phi_v - \Phi_j)\, y_{j,t,v}, \qquad T = \sum_{j,t,v} (\Psi_v - \Psi_j)\, y_{j,t,v} $$
 
