@@ -40,8 +40,8 @@ def _scope_difference() -> None:
 def _pressure() -> None:
     from poetopt.formulations.retention.chain_cuts import Pressure
 
-    Pressure.note = lambda *_: None  # type: ignore[method-assign]
-    Pressure.begun = lambda *_: None  # type: ignore[method-assign]
+    Pressure.learn_from_point = lambda *_: None  # type: ignore[method-assign]
+    Pressure.learn_from_cut = lambda *_: None  # type: ignore[method-assign]
 
 
 def _separator(name: str) -> Callable[[], None]:

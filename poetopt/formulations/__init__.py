@@ -1,7 +1,7 @@
 """The mathematics: Pyomo blocks, and the formulations made of them.
 
-`poetopt.formulations.poet` and `poetopt.formulations.retention` are imported when they are first used,
-because Pyomo takes a quarter of a second to import.
+`poetopt.formulations.poet` and `poetopt.formulations.retention` are imported at their first use,
+because the import of Pyomo takes a quarter of a second.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
 
 NAMES = ("retention", "poet")
-"""The formulations that come with poetopt, the default first."""
+"""Formulations that come with poetopt, the default first."""
 
 BLOCKS = ("static_power", "energy_budget", "flash_wear", "within")
-"""The modules of blocks that are put into a formulation; each has a function of its name."""
+"""Modules of blocks that a user adds to a formulation. Each has a function of its own name."""
 
 __all__ = [
     "BLOCKS",
@@ -50,52 +50,60 @@ __all__ = [
 
 
 def names() -> tuple[str, ...]:
-    """The formulations that are installed: our own, then those of the entry points `poetopt.formulations`."""
+    """Return the installed formulations: poetopt's own, then those of the entry points `poetopt.formulations`."""
     from importlib.metadata import entry_points
 
     return (*NAMES, *sorted(point.name for point in entry_points(group="poetopt.formulations")))
 
 
 def formulation(name: str | Formulation | ModuleType) -> Formulation:
-    """The formulation called `name`; a Formulation is itself, and a module the formulation of its name in it.
+    """Return the formulation called `name`.
 
-    Raises FormulationError, with the closest names, where there is none.
+    Parameters
+    ----------
+    name
+        A name, a Formulation (returned as it is), or a module that holds a Formulation under the module's own name.
+
+    Raises
+    ------
+    FormulationError
+        No such formulation exists. The message names the closest ones.
     """
     from poetopt.formulations.language import Formulation
 
     if isinstance(name, ModuleType):
-        held: object = getattr(name, name.__name__.rpartition(".")[2], None)
-        if not isinstance(held, Formulation):
+        inside: object = getattr(name, name.__name__.rpartition(".")[2], None)
+        if not isinstance(inside, Formulation):
             raise FormulationError(
-                f"the module {name.__name__} has no Formulation of its name; give a Formulation in it"
+                f"the module {name.__name__} has no Formulation of its own name; pass the Formulation itself"
             )
-        return held
+        return inside
     if isinstance(name, Formulation):
         return name
     if not isinstance(name, str):
-        raise FormulationError(f"a formulation is a name or a Formulation, not a {type(name).__name__}")
+        raise FormulationError(f"formulation must be a name or a Formulation, and is a {type(name).__name__}")
     if name in NAMES:
         module = importlib.import_module(f"poetopt.formulations.{name}")
-        found: Formulation = getattr(module, name)
-        return found
+        chosen: Formulation = getattr(module, name)
+        return chosen
     from importlib.metadata import entry_points
 
     for point in entry_points(group="poetopt.formulations"):
         if point.name == name:
-            return _loaded(point)
+            return _load(point)
     raise FormulationError(f"unknown formulation '{name}': there are {', '.join(names())}{closest(name, names())}")
 
 
-def _loaded(point: EntryPoint) -> Formulation:
-    """The object of an entry point. Raises FormulationError where it can't be loaded, or holds something else."""
+def _load(point: EntryPoint) -> Formulation:
+    """Return the Formulation of an entry point. Raises FormulationError if it can't be loaded or is another object."""
     from poetopt.formulations.language import Formulation
 
-    found = imports.load(point, "formulation", FormulationError)
-    if not isinstance(found, Formulation):
+    loaded = imports.load(point, "formulation", FormulationError)
+    if not isinstance(loaded, Formulation):
         raise FormulationError(
-            f"formulation '{point.name}' ({imports.origin(point)}) is a {type(found).__name__}, not a Formulation"
+            f"formulation '{point.name}' ({imports.origin(point)}) is a {type(loaded).__name__}, not a Formulation"
         )
-    return found
+    return loaded
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""A block, one piece of mathematics: what it fills, what it contributes, and how plans are judged by its rule."""
+"""A block, one piece of mathematics: its components, its contributions, and its evaluation of plans."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from poetopt.util.errors import FormulationError
 class IndexSet(NamedTuple):
     """A Set of a model.
 
+    Attributes
+    ----------
     members
-        space -> the members, in the order of the entries of whatever is indexed by them. A function of a module, so
-        that models pickle.
+        space -> the members, in the order of the entries of variables and rows over the Set. It must be a module-level
+        function, so that models pickle.
     dimen
-        How many parts a member has.
+        Number of parts of a member.
     doc
-        For people.
+        Text for people.
     """
 
     members: Callable[[Any], Iterable[Any]]
@@ -42,14 +44,14 @@ class _Named(Protocol):
 
 
 def distinct(things: Iterable[_Named]) -> tuple[str, ...]:
-    """Their names; where two have the same, the later one's has its place behind it: `conv#7`."""
-    seen: set[str] = set()
-    found = []
-    for place, thing in enumerate(things):
-        name = thing.name if thing.name not in seen else f"{thing.name}#{place}"
-        seen.add(name)
-        found.append(name)
-    return tuple(found)
+    """Return the names of `things`, each once: a name that repeats gets its index appended, such as `conv#7`."""
+    used: set[str] = set()
+    names = []
+    for index, thing in enumerate(things):
+        name = thing.name if thing.name not in used else f"{thing.name}#{index}"
+        used.add(name)
+        names.append(name)
+    return tuple(names)
 
 
 def _operators(space: Space) -> tuple[str, ...]:
@@ -69,11 +71,11 @@ SETS: dict[str, IndexSet] = {
     "tensors": IndexSet(_tensors, 1, "tensors that are scheduled"),
     "stages": IndexSet(_stages, 1, "stages: t ends with the first compute of operator t"),
 }
-"""Of every model."""
+"""Sets of every model."""
 
 
 def declare(model: Any, sets: Mapping[str, IndexSet]) -> None:
-    """Put those of the Sets on an abstract model that aren't there."""
+    """Add the Sets that an abstract model lacks."""
     for name, declared in sets.items():
         if model.component(name) is None:
             members = _Members(declared.members)
@@ -81,7 +83,7 @@ def declare(model: Any, sets: Mapping[str, IndexSet]) -> None:
 
 
 class _Members:
-    """Pyomo's rule for a Set, from a function of the space."""
+    """Rule of a Pyomo Set, from a function of the space."""
 
     def __init__(self, members: Callable[[Any], Iterable[Any]]) -> None:
         self._members = members
@@ -91,16 +93,24 @@ class _Members:
 
 
 class OrZero(dict[Any, Any]):
-    """Entries of a variable by index; 0 where there is none: what can't run, be kept or move."""
+    """Entries of a variable by index; 0 for an index without a decision."""
 
     def __missing__(self, index: object) -> float:
         return 0.0
 
 
 def equation(index: Any, rule: Callable[..., PyomoRow], doc: str) -> pyo.Constraint:
-    """The Constraint with one row for each member of `index`, of a rule that is stated in its symbols.
+    """Return a Constraint with one row for each member of `index`.
 
-    Raises TimeUpError inside of `clock.ending`.
+    Parameters
+    ----------
+    rule
+        Function of the parts of a member, without the block.
+
+    Raises
+    ------
+    TimeUpError
+        The time of `clock.ending` is over.
     """
 
     def row(_: PyomoBlock, *member: Any) -> PyomoRow:
@@ -111,18 +121,20 @@ def equation(index: Any, rule: Callable[..., PyomoRow], doc: str) -> pyo.Constra
 
 
 PyomoBlock = Any
-"""A pyo.Block under construction: its attributes are its components, which no type can list."""
+"""A pyo.Block under construction. Its attributes are its components, which no type can list."""
 
 PyomoRow = Any
-"""The result of a constraint's rule: (lower, LinearExpression, upper), or Constraint.Skip and its kin."""
+"""Result of a constraint's rule: (lower, LinearExpression, upper), an inequality, or Skip, Feasible, Infeasible."""
 
 Separator = Callable[[PyomoBlock, PointLike], list[Row]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits that a schedule must keep.
+    """Limits that a schedule must satisfy.
 
+    Attributes
+    ----------
     ram_bytes
         Budget of everything that is not resident.
     compute_s
@@ -130,13 +142,14 @@ class Limits:
     makespan_s
         Bound on compute and transfers as the device overlaps them, or None.
     hidden_share
-        On a device with DMA, at most this part of the transfers' time counts as hidden; below 1 the model is tighter
+        On a device with DMA, at most this share of the transfers' time counts as hidden. Below 1 the model is tighter
         than the deadline.
     ceiling_j
-        Only schedules of at most so many joules above one pass matter: what is in none of them may be left out.
-        Infinite unless something is known, and all costs are the problem's.
+        Only schedules of at most this many joules above one pass matter. The model may leave out decisions that none
+        of them has. Infinite unless a bound is known and all costs are those of the problem.
     open
-        Whether they and all costs may change after a model is built, so that nothing is left out that rests on them.
+        Whether these limits and all costs may change after the build. The model then leaves nothing out because of
+        them.
     """
 
     ram_bytes: int
@@ -148,16 +161,16 @@ class Limits:
 
 
 class Kind(Enum):
-    """How much a space leaves out.
+    """Decisions that a space leaves out.
 
     LEAN
-        Decisions that no optimum of energy needs.
+        It leaves out decisions that no optimum of energy needs.
     WHOLE
-        What is better in no sum of joules, seconds or bytes.
+        It leaves out decisions that improve no sum of joules, seconds or bytes.
     TIMED
-        No stage of a transfer.
+        It keeps every stage in which a transfer may happen.
     SHADOW
-        Nothing that a plan may do: each has a point that costs no more, and not every point is a plan.
+        It leaves out no plan: each plan has a point that costs no more, but not every point is a plan.
     """
 
     LEAN = "lean"
@@ -170,8 +183,10 @@ class Kind(Enum):
 class Space(Protocol):
     """The decisions that exist: the index sets of a formulation, as arrays.
 
+    Attributes
+    ----------
     name
-        How results call it: `depth<=8`, `needed`, `forward`, `full`.
+        Its name in results: `depth<=8`, `needed`, `forward`, `full`.
     """
 
     @property
@@ -188,55 +203,57 @@ class Space(Protocol):
 class Block:
     """One piece of mathematics.
 
+    A function of a block that raises, or returns an invalid result, causes a FormulationError with the block's name.
+
+    Attributes
+    ----------
     name
-        The attribute under which it stands on the model.
+        Attribute of the model that holds the block.
     build
-        Fills the pyo.Block; reads `block.model().space` and the blocks that it requires. Its docstring
-        holds the mathematics, and the meaning of each symbol, which becomes the `doc` of what has the attribute's name.
+        Function that fills the pyo.Block. It reads `block.model().space` and the blocks that it requires. Its docstring
+        holds the mathematics and the meaning of each symbol, which becomes the `doc` of the component with the
+        attribute's name.
     requires
-        Names of blocks that must stand before it.
+        Names of blocks that must come before it.
     separator
-        Optional: (block, point) -> the rows that the point violates, none that it keeps. Asked at points of relaxations
-        and at solutions; at solutions only `core` rows count.
+        Optional: (block, point) -> the rows that the point violates, and no others. The search calls it at points of
+        relaxations and at solutions; at solutions only `core` rows count.
     revive
-        Optional, with a separator whose rows have keys: the row of a key, in the variables of another scope,
-        or None where it has none.
+        Optional, with a separator whose rows have keys: (block, key) -> the row of the key in the variables of another
+        scope, or None if that scope has no such row.
     when
-        Optional: whether the block is needed in a space at all; always, where it is None.
+        Optional: space -> whether the space needs the block. None: every space does.
     collects
-        Whether it reads what the others contribute, so that it stands after them (see `Formulation.with_block` for
+        Whether it reads the contributions of other blocks and so comes after them (see `Formulation.with_block` for
         the order among such blocks).
     says
-        What it asks for, in a few words for people: `at most 10 MB written a step`.
-
-    A function that raises, or returns what it can't, is told by the block's name in a FormulationError.
-
-    How simulated plans are judged; the model may be a relaxation of it:
-
+        Its requirement in a few words for people: `at most 10 MB written a step`.
     refuses
-        Optional: why a simulated plan breaks the block's rule, or None where it keeps it.
+        Optional: trial -> why a simulated plan breaks the block's rule, or None. The model may be a relaxation of this
+        rule.
     restricts
-        Whether the block forbids schedules that the simulator passes. One that does, and has no `refuses`, makes
-        every formulation with it strict: only what the solver finds counts, and no heuristic's plan.
+        Whether the block forbids schedules that the simulator passes. Such a block without `refuses` makes every
+        formulation with it strict: only points of the solver count as results, and no plan of a heuristic.
     adds_j
-        Optional: joules of a simulated plan beyond what the simulator and the blocks before this one count, above those
-        of `base_j`. The trial has all that is counted so far.
+        Optional: trial -> joules of a simulated plan in addition to those that the simulator, `base_j` and the blocks
+        before this one count. The trial holds the sum so far.
     base_j
-        Optional: (problem, joules of one compute of each operator so far) -> what it adds to these.
+        Optional: (problem, joules of one compute of each operator so far) -> joules that it adds to these.
     impossible
-        Optional: (problem, baseline joules) -> why no schedule at all can keep the block's rule, where that is plain.
+        Optional: (problem, baseline joules) -> why no schedule can satisfy the block's rule, if that is known without a
+        search.
     reserve_bytes
-        Optional: bytes of RAM that it takes for the whole step.
+        Optional: problem -> bytes of RAM that it takes for the whole step.
     goal
-        Optional: what is minimised instead of energy.
+        Optional: the quantity to minimise instead of energy.
     transfer_times
-        Whether it may matter to the block in which stage a tensor is moved: to its rows, its joules, or its judgement
-        of plans. False promises that it doesn't, so that each tensor is written as soon as it is made, and read back
-        where it is first needed: fewer decisions, and quicker proofs. None: it does, unless the block neither forbids
-        nor prices any plan.
+        Whether the stage of a transfer may matter to the block's rows, joules or evaluation of plans. False promises
+        that it doesn't. Each tensor is then written right after its compute and read back at its first use, which
+        means fewer decisions and faster proofs. None: it may matter, unless the block neither forbids nor prices any
+        plan.
     limits
-        Optional: the quantity that it bounds from above. Where there is no schedule, the refusal names the least of it
-        that a search finds.
+        Optional: the quantity that it bounds from above. If no schedule exists, the message names the least value that
+        a search finds.
     """
 
     name: str
@@ -258,66 +275,71 @@ class Block:
     transfer_times: bool | None = None
 
     @property
-    def cares_when(self) -> bool:
-        """Say whether it may matter to it in which stage a tensor is moved."""
+    def depends_on_stages(self) -> bool:
+        """Return whether the block may depend on the stage of a transfer."""
         if self.transfer_times is not None:
             return self.transfer_times
         return self.restricts or self.adds_j is not None or self.goal not in (None, *SUMS)
 
 
 def at_most(parts: Sequence[Terms], most: Any, unit: Any) -> PyomoRow:
-    """The row that the sum of `parts` is no more than `most`, over `unit`; without variables whether that holds."""
+    """Return the row (sum of `parts`) / unit <= most / unit; without variables, Feasible or Infeasible."""
     if not any(part.variables for part in parts):
         return pyo.Constraint.Feasible if pyo.value(most) >= 0 else pyo.Constraint.Infeasible
     return None, linear(parts, unit), most / unit
 
 
 def baseline_before_j(block: PyomoBlock) -> float:
-    """Joules of one compute of each operator, with what the blocks before this one add."""
-    found: float = block.model().baselines_j[block.local_name]
-    return found
+    """Return the joules of one compute of each operator, with what the blocks before this one add."""
+    joules: float = block.model().baselines_j[block.local_name]
+    return joules
 
 
 def contributions(model: Any, attribute: str, names: Iterable[str] | None = None) -> list[Terms]:
-    """The contributions of the model's blocks under `attribute` (see the table of `language`), in building order.
+    """Return the contributions of the model's blocks under `attribute` (see `language`), in building order.
 
+    Parameters
+    ----------
     names
-        Of these blocks alone; None: of all.
+        Names of the blocks to read; None: all blocks.
 
-    Raises FormulationError for what isn't made by `terms`, and for variables or coefficients that can't be.
+    Raises
+    ------
+    FormulationError
+        A contribution isn't made by `terms`, or has invalid variables or coefficients.
     """
-    found = []
+    collected = []
     for name in model.block_names if names is None else names:
-        given = getattr(model.component(name), attribute, None)
-        if given is None:
+        part = getattr(model.component(name), attribute, None)
+        if part is None:
             continue
-        wrong = _no_terms(given)
-        if wrong is not None:
-            raise FormulationError(f"block '{name}': {attribute} {wrong}")
-        found.append(_with_units(given, attribute) if model.space.limits.open else given)
-    return found
+        fault = _terms_fault(part)
+        if fault is not None:
+            raise FormulationError(f"block '{name}': {attribute} {fault}")
+        collected.append(_with_units(part, attribute) if model.space.limits.open else part)
+    return collected
 
 
-def _with_units(given: Terms, attribute: str) -> Terms:
-    """The same, numbers among its coefficients in the unit of the Params that others are."""
+def _with_units(part: Terms, attribute: str) -> Terms:
+    """Return the terms with plain numbers among the coefficients given the unit of the Params."""
     from poetopt.formulations.parameters import UNITS  # units take Pyomo half a second
 
     unit = UNITS.get(attribute.rpartition("_")[2], 1.0) if attribute != "written_bytes" else 1.0
-    return Terms(given.variables, [c * unit if c.__class__ in native_types else c for c in given.coefficients])
+    return Terms(part.variables, [c * unit if c.__class__ in native_types else c for c in part.coefficients])
 
 
-def _no_terms(given: object) -> str | None:
-    """The fault in it, without a step of Python for each entry."""
-    if not isinstance(given, Terms):
-        return f"must be made by `terms`, and is a {type(given).__name__}"
+def _terms_fault(part: object) -> str | None:
+    """Return what is wrong with a contribution, or None, without a Python step for each entry."""
+    if not isinstance(part, Terms):
+        return f"must be made by `terms`, and is a {type(part).__name__}"
     try:
-        if len(given.variables) != len(given.coefficients):
-            return f"has {len(given.variables)} variables and {len(given.coefficients)} coefficients"
-        kinds = [kind for kind in set(map(type, given.variables)) if not issubclass(kind, VarData)]
+        if len(part.variables) != len(part.coefficients):
+            return f"has {len(part.variables)} variables and {len(part.coefficients)} coefficients"
+        kinds = [kind for kind in set(map(type, part.variables)) if not issubclass(kind, VarData)]
         if kinds:
             return f"has a {kinds[0].__name__} in place of a variable"
-        if not math.isfinite(sum(map(pyo.value, given.coefficients))):
+        if not math.isfinite(sum(map(pyo.value, part.coefficients))):
             return "has a coefficient that is not finite"
     except (TypeError, ValueError) as error:
-        return f"isn't made as `terms` does: {error}"
+        return f"isn't made by `terms`: {error}"
     return None

@@ -1,4 +1,4 @@
-"""From a formulation to a Pyomo model: its blocks on an AbstractModel, the instance, and what may not be in one."""
+"""Build a Pyomo model from a formulation: blocks on an AbstractModel, the instance, and checks of its components."""
 
 from __future__ import annotations
 
@@ -23,49 +23,54 @@ if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
 
 
-REFUSED = {
-    "Objective": "a model has one: contribute joules as `energy_j = terms(...)`, or say with `goal` what is minimised",
-    "SOSConstraint": "backends take rows alone: say it with binaries",
-    "Disjunction": "backends take rows alone: end the block's build with "
+REMEDIES = {
+    "Objective": "a model has one: contribute joules as `energy_j = terms(...)`, or set the block's `goal`",
+    "SOSConstraint": "backends accept only rows: use binaries",
+    "Disjunction": "backends accept only rows: end the block's build with "
     "TransformationFactory('gdp.bigm').apply_to(block)",
-    "LogicalConstraint": "backends take rows alone: say it with binaries, or end the block's build with "
+    "LogicalConstraint": "backends accept only rows: use binaries, or end the block's build with "
     "TransformationFactory('core.logical_to_linear').apply_to(block)",
 }
-"""Components that a block may not leave behind, each with the remedy."""
+"""Components that a finished block must not have, each with the remedy."""
 
 
 def finish(model: Any, blocks: Iterable[Block]) -> None:
-    """Go through the blocks of a model that `create_instance` has returned.
+    """Document and check the components of a model that `create_instance` has returned.
 
-    Raises FormulationError for a component that no backend would see.
+    Raises
+    ------
+    FormulationError
+        A block has a component that no backend would see.
     """
     for block in blocks:
         if block.name not in model.block_names:
             continue
         component = model.component(block.name)
-        heading, meanings = _words(block)
+        heading, meanings = _describe(block)
         component.doc = component.doc or heading
         for part in list(component.component_objects(descend_into=(pyo.Block,))):
             kind = part.ctype.__name__
-            if kind in REFUSED and part.active:
-                raise FormulationError(f"block '{block.name}': {part.name} is of the kind {kind}; {REFUSED[kind]}")
+            if kind in REMEDIES and part.active:
+                raise FormulationError(f"block '{block.name}': {part.name} is of the kind {kind}; {REMEDIES[kind]}")
             part.doc = part.doc or meanings.get(part.local_name)
             if part.ctype is pyo.Constraint:
                 if not part.is_indexed() and not part:
-                    part.parent_block().del_component(part)  # skipped: Pyomo's own tools stumble over its rest
-                part._rule = None  # done with; and functions inside functions don't pickle
+                    part.parent_block().del_component(
+                        part
+                    )  # its row was skipped, and Pyomo's own tools fail on the empty rest
+                part._rule = None  # no longer needed, and nested functions don't pickle
 
 
-def _words(block: Block) -> tuple[str, dict[str, str]]:
-    """The title in the block's docstring, and the meaning of each symbol by its attribute."""
+def _describe(block: Block) -> tuple[str, dict[str, str]]:
+    """Return the title in the block's docstring, and the meaning of each symbol by its attribute."""
     try:
-        return _read(block)
-    except TypeError:  # a block with a list in it can't be remembered
-        return _read.__wrapped__(block)
+        return _read_description(block)
+    except TypeError:  # a block with a list in it isn't hashable
+        return _read_description.__wrapped__(block)
 
 
 @functools.lru_cache(maxsize=256)
-def _read(block: Block) -> tuple[str, dict[str, str]]:
+def _read_description(block: Block) -> tuple[str, dict[str, str]]:
     return title(block), {
         symbol.attribute: symbol.meaning + (f" [{symbol.unit}]" if symbol.unit.strip("-") else "")
         for symbol in symbols(block)
@@ -73,7 +78,7 @@ def _read(block: Block) -> tuple[str, dict[str, str]]:
 
 
 def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
-    """See `Formulation.abstract`."""
+    """Return the abstract model of `chosen` (`Formulation.abstract`)."""
     model = pyo.AbstractModel(name=chosen.name)
     enter(chosen, model, space)
     if space.limits.open:
@@ -86,9 +91,12 @@ def abstract(chosen: Formulation, space: Space) -> pyo.AbstractModel:
 
 
 def enter(chosen: Formulation, model: Any, space: Space) -> None:
-    """Give a model its space, and what is plain then.
+    """Give a model its space and the attributes that follow from it.
 
-    Raises FormulationError where a block's requirement is missing or comes later, and for blocks that can't be there.
+    Raises
+    ------
+    FormulationError
+        A block that another block requires is missing or comes later, or a block can't be in this model.
     """
     model.space = space
     model.formulation = chosen
@@ -100,11 +108,13 @@ def enter(chosen: Formulation, model: Any, space: Space) -> None:
         if missing:
             raise FormulationError(
                 f"formulation '{chosen.name}': block '{block.name}' requires {', '.join(missing)}, which "
-                f"must stand before it; present so far: {', '.join(present) or 'none'}"
+                f"must come before it; present so far: {', '.join(present) or 'none'}"
             )
         if block.name in present:
             raise FormulationError(f"formulation '{chosen.name}': two blocks are called '{block.name}'")
-        if space.limits.open and (block.name in chosen.numbers or block.goal is not None or block.adds_j is not None):
+        if space.limits.open and (
+            block.name in chosen.fixed_costs or block.goal is not None or block.adds_j is not None
+        ):
             raise FormulationError(
                 f"block '{block.name}' holds budget, deadline or costs as numbers; build without mutable=True"
             )
@@ -116,7 +126,7 @@ def enter(chosen: Formulation, model: Any, space: Space) -> None:
 
 
 def put(chosen: Formulation, model: Any, names: Iterable[str]) -> None:
-    """Put Sets, the blocks of these names and the objective on an abstract model, each built once there is a space."""
+    """Put Sets, the blocks of these names and the objective on an abstract model. Pyomo builds them with the space."""
     declare(model, {**SETS, **chosen.sets})
     for block in chosen.blocks:
         if block.name in names:
@@ -129,7 +139,7 @@ def put(chosen: Formulation, model: Any, names: Iterable[str]) -> None:
 
 
 def instance(chosen: Formulation, space: Space) -> Any:
-    """The model of a space, for the caller to change. Raises as `Formulation.build` does."""
+    """Return the model of a space, which the caller may change. Raises the errors of `Formulation.build`."""
     with building(), told_once():
         model = abstract(chosen, space).create_instance()
     complete(model)
@@ -137,19 +147,19 @@ def instance(chosen: Formulation, space: Space) -> Any:
 
 
 def complete(model: Any) -> None:
-    """Look at a model that has been constructed, and say what its components mean. Raises FormulationError."""
+    """Check and document a model that Pyomo has constructed. Raises FormulationError for an invalid component."""
     chosen: Formulation = model.formulation
     for block in chosen.blocks:
         if block.name not in model.block_names and model.component(block.name) is not None:
             model.del_component(block.name)
     finish(model, chosen.blocks)
-    _check_judged(chosen, model)
+    _check_prices(chosen, model)
     if model.space.limits.open:
-        _express(model)
+        _add_sums(model)
 
 
-def _express(model: Any) -> None:
-    """Add the sums of the step, in the Params."""
+def _add_sums(model: Any) -> None:
+    """Add the sums of the step as Expressions in the Params."""
     from poetopt.formulations.parameters import BYTE
 
     sums = {name: linear(contributions(model, name)) for name in ("energy_j", "compute_s", "transfer_s")}
@@ -166,26 +176,26 @@ def _express(model: Any) -> None:
 
 
 def check_stages(chosen: Formulation, problem: Problem) -> None:
-    """Raises FormulationError for a block that may care in which stage parameters move: that is no decision."""
+    """Raise FormulationError if a block may depend on the stages in which parameters move: they are no decisions."""
     stored = [tensor.name for tensor in problem.tensors if tensor.stored]
-    caring = [block.name for block in chosen.blocks if block.cares_when and block.name not in chosen.simulated]
+    caring = [block.name for block in chosen.blocks if block.depends_on_stages and block.name not in chosen.simulated]
     if stored and caring:
         raise FormulationError(
-            f"block '{caring[0]}' may care in which stage a tensor is moved, and of what lies on storage from step "
-            f"to step, such as {stored[0]!r}, that is no decision; say transfer_times=False where it doesn't care, "
-            "or keep parameters in RAM (--parameters resident)"
+            f"block '{caring[0]}' may depend on the stages of transfers, which are no decisions for tensors whose home "
+            f"is storage, such as {stored[0]!r}. Set transfer_times=False if the block doesn't depend on them, or keep "
+            "parameters in RAM (--parameters resident)"
         )
 
 
-def _check_judged(chosen: Formulation, model: Any) -> None:
-    """Raises FormulationError for a block whose joules the model counts, and no judgement of a plan does."""
+def _check_prices(chosen: Formulation, model: Any) -> None:
+    """Raise FormulationError for a block whose joules the model counts, but no evaluation of a plan does."""
     for block in chosen.blocks:
         if block.name in chosen.simulated or block.adds_j is not None or block.name not in model.block_names:
             continue
         if getattr(model.component(block.name), ENERGY.attribute, None) is not None:
             raise FormulationError(
-                f"block '{block.name}' adds {ENERGY.attribute} to the model, and nothing to the plans that are "
-                "compared with it, so that no proof would hold; give it adds_j"
+                f"block '{block.name}' adds {ENERGY.attribute} to the model, but nothing to simulated plans, so no "
+                "proof would hold. Give the block adds_j"
             )
 
 

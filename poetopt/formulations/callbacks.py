@@ -1,7 +1,7 @@
-"""Checks of what blocks give a formulation: whatever is wrong with one, or with an answer of its, is told by its name.
+"""Checks of blocks and of the results of their functions. Each error names the block that caused it.
 
-Blocks come from other packages too, and their functions run deep inside a solve. `Formulation` takes no block that
-wasn't `checked`, and calls its functions through `answer` alone.
+Other packages supply blocks too, and their functions run deep inside a solve. `Formulation` accepts only blocks that
+`checked` has passed, and calls their functions only through `answer`.
 """
 
 from __future__ import annotations
@@ -34,68 +34,80 @@ ATTRIBUTES = (
     "overhead_j",
     *SETS,
 )
-"""The attributes that `Formulation.abstract` sets on the model itself."""
-TAKES = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
-"""The arguments of functions of figures."""
+"""Attributes that `Formulation.abstract` sets on the model itself."""
+FUNCTION_ARGUMENTS = {"adds_j": ("trial",), "base_j": ("problem", "baseline_j")}
+"""Arguments of the functions that return figures."""
 
 
 def checked(block: object) -> Block:
-    """`block`, which is one, with a name that a model can have and functions that can be called.
+    """Return `block` after a check of its type, name, functions and flags.
 
-    Raises FormulationError.
+    Raises
+    ------
+    FormulationError
+        The object is no Block, its name can't be an attribute of a model, or one of its fields has a wrong type.
     """
     if not isinstance(block, Block):
         shown = f"the class {block.__name__}" if isinstance(block, type) else f"a {type(block).__name__}"
         raise FormulationError(f"{shown} is no block; give a Block, or a text such as 'static-power=0.5W'")
     if not isinstance(block.name, str) or not block.name.isidentifier():
         raise FormulationError(
-            f"block {block.name!r}: its name is an attribute of the model; make it a Python identifier"
+            f"block {block.name!r}: its name becomes an attribute of the model; make it a Python identifier"
         )
-    if block.name in _taken():
-        raise FormulationError(f"block '{block.name}': models have another attribute of this name; give it another")
-    for function in ANSWERS:
-        given = getattr(block, function)
-        if not callable(given) and (given is not None or function == "build"):
-            raise _wrong(block, block.build, f"{function} must be a function, and is {_a(given)}")
-    for function, arguments in TAKES.items():
-        given = getattr(block, function)
-        if given is not None and not _takes(given, len(arguments)):
-            raise _wrong(block, given, f"{function} must take ({', '.join(arguments)})")
+    if block.name in _reserved_names():
+        raise FormulationError(
+            f"block '{block.name}': models already have an attribute of this name; give the block another name"
+        )
+    for function in RESULT_CHECKS:
+        value = getattr(block, function)
+        if not callable(value) and (value is not None or function == "build"):
+            raise _block_error(block, block.build, f"{function} must be a function, and is {_describe(value)}")
+    for function, arguments in FUNCTION_ARGUMENTS.items():
+        value = getattr(block, function)
+        if value is not None and not _accepts(value, len(arguments)):
+            raise _block_error(block, value, f"{function} must take ({', '.join(arguments)})")
     if not isinstance(block.requires, (tuple, list)) or not all(isinstance(name, str) for name in block.requires):
-        raise _wrong(block, block.build, f"requires must be a tuple of names, and is {block.requires!r}")
+        raise _block_error(block, block.build, f"requires must be a tuple of names, and is {block.requires!r}")
     for attribute in ("goal", "limits"):
         if not isinstance(getattr(block, attribute), Goal | None):
-            raise _wrong(block, block.build, f"{attribute} must be a Goal, and is {_a(getattr(block, attribute))}")
+            raise _block_error(
+                block, block.build, f"{attribute} must be a Goal, and is {_describe(getattr(block, attribute))}"
+            )
     if not isinstance(block.transfer_times, bool | None):
-        raise _wrong(block, block.build, f"transfer_times must be True or False, and is {_a(block.transfer_times)}")
+        raise _block_error(
+            block, block.build, f"transfer_times must be True or False, and is {_describe(block.transfer_times)}"
+        )
     if not isinstance(block.says, str):
-        raise _wrong(block, block.build, f"says must be a text, and is {_a(block.says)}")
+        raise _block_error(block, block.build, f"says must be a text, and is {_describe(block.says)}")
     return block
 
 
 def answer(block: Block, function: str, *arguments: object) -> Any:
-    """The checked result of one of the block's functions.
+    """Return the checked result of one of the block's functions.
 
-    Raises FormulationError for an answer that can't be right, and for what the function raises, which is its cause. Our
-    own errors pass, and so does what a function of poetopt's own raises: that is a defect, and told as such.
+    Raises
+    ------
+    FormulationError
+        The result can't be right, or the function raised an exception, which is then the cause. Errors of poetopt pass
+        unchanged. So does any exception from a function of poetopt itself, because that is a defect of poetopt.
     """
-    asked = getattr(block, function)
+    callback = getattr(block, function)
     try:
-        found = asked(*arguments)
+        result = callback(*arguments)
     except (PoetError, MemoryError):
         raise
     except Exception as error:
-        if _module(asked).partition(".")[0] == "poetopt":
+        if _module(callback).partition(".")[0] == "poetopt":
             raise
-        raise _wrong(block, asked, f"{function} failed: {failure(error)}") from error
-    wrong = ANSWERS[function](found)
-    if wrong is not None:
-        raise _wrong(block, asked, f"{function} returned {wrong}")
-    return found
+        raise _block_error(block, callback, f"{function} failed: {failure(error)}") from error
+    fault = RESULT_CHECKS[function](result)
+    if fault is not None:
+        raise _block_error(block, callback, f"{function} returned {fault}")
+    return result
 
 
 def fill(block: Block, component: PyomoBlock) -> None:
-    """Pyomo's rule for the block; one that its space doesn't need stays empty. Raises TimeUpError."""
+    """Build the block as Pyomo's rule; a block that its space doesn't need stays empty. Raises TimeUpError."""
     work.check()
     if block.name in component.model().block_names:
         answer(block, "build", component)
@@ -103,7 +115,7 @@ def fill(block: Block, component: PyomoBlock) -> None:
 
 @contextmanager
 def told_once() -> Iterator[None]:
-    """Without what Pyomo logs of an error on stderr, which it raises as well."""
+    """Suppress Pyomo's error log on stderr, because Pyomo raises the same errors."""
 
     def keep(record: logging.LogRecord) -> bool:
         return record.levelno < logging.ERROR or not record.name.startswith("pyomo")
@@ -123,12 +135,12 @@ def told_once() -> Iterator[None]:
 
 
 @functools.cache
-def _taken() -> frozenset[str]:
+def _reserved_names() -> frozenset[str]:
     return frozenset((*ATTRIBUTES, *dir(pyo.AbstractModel())))
 
 
-def _wrong(block: Block, function: object, what: str) -> FormulationError:
-    """`block 'wakeups': ...`, and whose it is, where a package has registered the module of the function."""
+def _block_error(block: Block, function: object, what: str) -> FormulationError:
+    """Return the error `block 'wakeups': ...`, with the package that registered the module of the function, if any."""
     point = registered([_module(function)])
     if point is None:
         return FormulationError(f"block '{block.name}': {what}")
@@ -141,55 +153,55 @@ def _module(function: object) -> str:
     return str(getattr(function, "__module__", ""))
 
 
-def _takes(function: Callable[..., object], count: int) -> bool:
+def _accepts(function: Callable[..., object], count: int) -> bool:
     try:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # one of C, without a signature
+    except ValueError:  # a function in C has no signature
         return True
     return True
 
 
-def _a(value: object) -> str:
+def _describe(value: object) -> str:
     return repr(value) if value is None or isinstance(value, (int, float, str)) else f"a {type(value).__name__}"
 
 
-# What is wrong with an answer, or None.
+# Checks of results: each returns what is wrong with it, or None.
 
 
-def _anything(found: object) -> None:
+def _accept_any(result: object) -> None:
     return None
 
 
-def _no_reason(found: object) -> str | None:
-    return None if found is None or isinstance(found, str) else f"{_a(found)}, not a text or None"
+def _reason_fault(result: object) -> str | None:
+    return None if result is None or isinstance(result, str) else f"{_describe(result)}, not a text or None"
 
 
-def _no_figure(found: Any) -> str | None:
+def _joules_fault(result: Any) -> str | None:
     try:
-        return None if math.isfinite(found) else f"{float(found)}, not a finite number of joules"
+        return None if math.isfinite(result) else f"{float(result)}, not a finite number of joules"
     except (TypeError, ValueError):
-        return f"{_a(found)}, not a number of joules"
+        return f"{_describe(result)}, not a number of joules"
 
 
-def _no_size(found: Any) -> str | None:
+def _bytes_fault(result: Any) -> str | None:
     try:
-        return None if found >= 0 and found == int(found) else f"{found}, not a whole number of bytes from 0 on"
+        return None if result >= 0 and result == int(result) else f"{result}, not a whole number of bytes from 0 on"
     except (TypeError, ValueError, OverflowError):
-        return f"{_a(found)}, not a number of bytes"
+        return f"{_describe(result)}, not a number of bytes"
 
 
-def _no_list(what: str, check: Callable[[Any], str | None], found: object) -> str | None:
-    if not isinstance(found, (list, tuple)):
-        return f"{_a(found)}, not a list of {what}"
-    return next((wrong for wrong in map(check, found) if wrong is not None), None)
+def _list_fault(what: str, check: Callable[[Any], str | None], result: object) -> str | None:
+    if not isinstance(result, (list, tuple)):
+        return f"{_describe(result)}, not a list of {what}"
+    return next((wrong for wrong in map(check, result) if wrong is not None), None)
 
 
-def _no_row(row: Any) -> str | None:
-    """Its variables are looked at where they become columns: here it is no step of Python for each entry."""
+def _row_fault(row: Any) -> str | None:
+    """Check a row without a Python step for each entry; its variables are checked when they become columns."""
     if not isinstance(row, Row):
-        return f"{_a(row)} in place of a Row"
+        return f"{_describe(row)} in place of a Row"
     kind = f"a row ({row.kind})"
     try:
         if len(row.variables) != len(row.coefficients):
@@ -199,26 +211,26 @@ def _no_row(row: Any) -> str | None:
         if not math.isfinite(sum(row.coefficients)):
             return f"{kind} with a coefficient that is not finite"
         if not row.lower <= row.upper:
-            return f"{kind} from {row.lower} to {row.upper}, which nothing keeps"
+            return f"{kind} from {row.lower} to {row.upper}, which no point satisfies"
         if not (math.isfinite(row.lower) or math.isfinite(row.upper)):
             return f"{kind} from {row.lower} to {row.upper}: one of them must be finite"
         if math.isnan(row.violation):
             return f"{kind} whose violation is nan"
         hash(row.key)
     except (TypeError, ValueError) as error:
-        return f"{kind} that isn't made as Row says: {error}"
+        return f"{kind} with wrong field types: {error}"
     return None
 
 
-ANSWERS: dict[str, Callable[[Any], str | None]] = {
-    "build": _anything,
-    "separator": functools.partial(_no_list, "rows", _no_row),
-    "when": _anything,
-    "revive": lambda row: None if row is None else _no_row(row),
-    "refuses": _no_reason,
-    "adds_j": _no_figure,
-    "base_j": _no_figure,
-    "impossible": _no_reason,
-    "reserve_bytes": _no_size,
+RESULT_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    "build": _accept_any,
+    "separator": functools.partial(_list_fault, "rows", _row_fault),
+    "when": _accept_any,
+    "revive": lambda row: None if row is None else _row_fault(row),
+    "refuses": _reason_fault,
+    "adds_j": _joules_fault,
+    "base_j": _joules_fault,
+    "impossible": _reason_fault,
+    "reserve_bytes": _bytes_fault,
 }
-"""By function; all that a block may have."""
+"""Check of the result, for each function that a block may have."""

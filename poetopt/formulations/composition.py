@@ -1,4 +1,4 @@
-"""Formulations made of others: with further blocks in the order in which they see each other, or with one less."""
+"""Formulations made from others: with more blocks in the right order, or without one of their blocks."""
 
 from __future__ import annotations
 
@@ -16,66 +16,68 @@ if TYPE_CHECKING:
 
 
 def with_block(chosen: Formulation, blocks: Sequence[Block], name: str | None, doc: str | None) -> Formulation:
-    """See `Formulation.with_block`."""
-    together = list(chosen.blocks)
+    """Return `chosen` with more blocks (`Formulation.with_block`)."""
+    combined = list(chosen.blocks)
     for block in map(checked, blocks):
-        if any(block.name == other.name for other in together):
+        if any(block.name == other.name for other in combined):
             raise FormulationError(
                 f"formulation '{chosen.name}' has a block '{block.name}' already; leave one of them out, or "
                 "give it another name"
             )
-        together.insert(_place(chosen, block, together), block)
-    goals = [block.name for block in together if block.goal is not None]
+        combined.insert(_insert_index(chosen, block, combined), block)
+    goals = [block.name for block in combined if block.goal is not None]
     if len(goals) > 1:
-        raise FormulationError(f"blocks {' and '.join(goals)} each say what to minimise; take one of them")
+        raise FormulationError(f"blocks {' and '.join(goals)} each set the goal; take one of them")
     added = "+".join([chosen.name, *(block.name for block in blocks)])
-    told = (
+    description = (
         doc
         if doc is not None
-        else "; ".join([f"{chosen.name} with {_and(blocks)}", *(b.says for b in blocks if b.says)])
+        else "; ".join([f"{chosen.name} with {_list_blocks(blocks)}", *(b.says for b in blocks if b.says)])
     )
-    return _other(chosen, name or added, told, together)
+    return _with_other_blocks(chosen, name or added, description, combined)
 
 
 def without(chosen: Formulation, block: Block, *, minimising: Goal | None = None) -> Formulation:
-    """`chosen` less one of its blocks.
+    """Return `chosen` without one of its blocks.
 
+    Parameters
+    ----------
     minimising
-        What is minimised instead of what the blocks say.
+        The goal that replaces the goals of the blocks.
     """
     rest = tuple(other for other in chosen.blocks if other is not block)
     if minimising is not None:
         rest = tuple(replace(other, goal=None) for other in rest)
         if minimising is not ENERGY:
             rest = (*rest, Block("least", _no_rows, restricts=False, collects=True, goal=minimising))
-    return _other(chosen, f"{chosen.name} less {block.name}", chosen.doc, rest)
+    return _with_other_blocks(chosen, f"{chosen.name} less {block.name}", chosen.doc, rest)
 
 
 def outer_of(chosen: Formulation) -> Formulation | None:
-    """The outer relaxation with the other blocks whose rows hold of every plan: bounds on sums of what is decided."""
+    """Return the outer relaxation with the added blocks that bound sums over decisions, which hold for every plan."""
     if chosen.search.outer is None or not chosen.plans_count:
         return None
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     sums = (WRITTEN,) if any(block.adds_j is not None for block in others) else SUMS
-    bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.cares_when]
+    bounds = [replace(b, goal=None) for b in others if b.limits in sums and not b.depends_on_stages]
     return chosen.search.outer.with_block(*bounds)
 
 
 def bounding(chosen: Formulation, outer: Formulation) -> Formulation | None:
-    """`outer` with what `chosen` minimises: no plan costs less than its optimum. None: nothing is known of that.
+    """Return `outer` with the objective of `chosen`, so that no plan costs less than its optimum; None if unknown.
 
-    Blocks with a price or a goal are in it, and of the others those that bound sums.
+    It has the blocks with a price or a goal, and of the others those that bound sums.
     """
     others = [block for block in chosen.blocks if block.name not in chosen.simulated]
     counted = [block for block in others if block.adds_j is not None or block.goal is not None]
-    if chosen.goal not in SUMS or any(block.cares_when for block in counted):
+    if chosen.goal not in SUMS or any(block.depends_on_stages for block in counted):
         return None
-    limits = [b for b in others if b not in counted and b.limits in SUMS and not b.cares_when]
+    limits = [b for b in others if b not in counted and b.limits in SUMS and not b.depends_on_stages]
     return outer.with_block(*limits, *counted)
 
 
-def _place(chosen: Formulation, block: Block, together: Sequence[Block]) -> int:
-    """The place of a new block among the others: see `Formulation.with_block`."""
+def _insert_index(chosen: Formulation, block: Block, together: Sequence[Block]) -> int:
+    """Return the index at which `Formulation.with_block` inserts a new block."""
     if not block.collects:
         return next((k for k, other in enumerate(together) if other.collects), len(together))
     if block.adds_j is None:
@@ -88,11 +90,10 @@ def _place(chosen: Formulation, block: Block, together: Sequence[Block]) -> int:
     return max(before, default=0)
 
 
-def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
-    """One with other blocks: without what holds of these alone.
+def _with_other_blocks(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) -> Formulation:
+    """Return `chosen` with other blocks, and without the reductions that are proven only for its own blocks.
 
-    Another block may care for decisions that a lean space lacks, and for what the arguments behind scope-difference
-    cuts leave out.
+    Another block may need decisions that a lean space lacks, and schedules that scope-difference cuts exclude.
     """
     return replace(
         chosen,
@@ -105,8 +106,8 @@ def _other(chosen: Formulation, name: str, doc: str, blocks: Sequence[Block]) ->
 
 
 def _no_rows(block: PyomoBlock) -> None:
-    """Nothing: the block is there for its goal."""
+    """Add no rows: the block only sets the goal."""
 
 
-def _and(blocks: Sequence[Block]) -> str:
+def _list_blocks(blocks: Sequence[Block]) -> str:
     return " and ".join(f"the block {block.name}" for block in blocks)

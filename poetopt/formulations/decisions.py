@@ -1,11 +1,11 @@
-"""The decisions of a model stage by stage, told alike by every formulation: a block that reads it works in all of them.
+"""Decisions of a model stage by stage, in one form for all formulations, so that a block can read them in each.
 
-`recomputes(model)`, `page_ins(model)` and `page_outs(model)` give a `Decision` for each binary that says "in this
-stage". They mean what the pairs of a `Schedule` do, and `Trial.recomputes` and its kin are the same of a simulated
-plan: a page-out of stage t is queued as t begins, before anything that t computes.
+`recomputes(model)`, `page_ins(model)` and `page_outs(model)` return a `Decision` for each binary of a stage. The pairs
+of a `Schedule` have the same meaning, and so do `Trial.recomputes`, `Trial.page_ins` and `Trial.page_outs` of a
+simulated plan. A page-out of stage t is queued when t begins, before anything that t computes.
 
-A block that reads them cares when tensors are moved: `Block.transfer_times`. Blocks that decide such things say so with
-attributes of these names, `Decisions` each.
+A block that reads them depends on the stages of transfers: `Block.transfer_times`. A block that makes such decisions
+offers them as attributes of these names, each of type `Decisions`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from poetopt.util.errors import FormulationError
 
 
 class Decision(NamedTuple):
-    """A binary: what is recomputed (an operator) or moved (a tensor) in a stage, where it is 1."""
+    """A binary that is 1 if `target` (an operator or a tensor) is recomputed or moved in `stage`."""
 
     stage: int
     target: int
@@ -28,7 +28,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Decisions:
-    """Entries of a variable as decisions, in parallel arrays: (n,) its entries, their stages, operators or tensors."""
+    """Entries of a variable as decisions, in parallel arrays (n,): entries, stages, and operators or tensors."""
 
     variable: Any
     entries: Ints
@@ -42,33 +42,36 @@ class Decisions:
 
 
 def recomputes(model: Any) -> list[Decision]:
-    """The recomputes of operators, each with its stage."""
-    return _told(model, "recomputes")
+    """Return the recomputes of operators, each with its stage."""
+    return _collect(model, "recomputes")
 
 
 def page_ins(model: Any) -> list[Decision]:
-    """The page-ins of tensors, each with its stage; none where nothing is paged."""
-    return _told(model, "page_ins")
+    """Return the page-ins of tensors, each with its stage; none without paging."""
+    return _collect(model, "page_ins")
 
 
 def page_outs(model: Any) -> list[Decision]:
-    """The page-outs of tensors, each with its stage; none where nothing is paged.
+    """Return the page-outs of tensors, each with its stage; none without paging.
 
-    Raises FormulationError where the model's blocks all say that they don't care.
+    Raises
+    ------
+    FormulationError
+        All blocks of the model have `transfer_times=False`, so that it has no such decisions.
     """
     space = model.space
     if space.paging and not getattr(space, "transfer_times", True):
         raise FormulationError(
-            "when tensors are written is no decision of this model, as all its blocks say transfer_times=False; the "
-            "block that asks for it must not"
+            "this model has no decisions on page-out stages, because all its blocks have transfer_times=False. The "
+            "block that reads page_outs must not set transfer_times=False"
         )
-    return _told(model, "page_outs")
+    return _collect(model, "page_outs")
 
 
-def _told(model: Any, attribute: str) -> list[Decision]:
-    found: list[Decision] = []
+def _collect(model: Any, attribute: str) -> list[Decision]:
+    decisions: list[Decision] = []
     for name in model.block_names:
-        told = getattr(model.component(name), attribute, None)
-        if isinstance(told, Decisions):
-            found += told
-    return found
+        offered = getattr(model.component(name), attribute, None)
+        if isinstance(offered, Decisions):
+            decisions += offered
+    return decisions

@@ -1,19 +1,19 @@
-r"""Block `energy_budget`: the quickest step that a battery can pay for.
+r"""Block `energy_budget`: the fastest step within an energy limit, such as that of a battery.
 
-The objective is swapped: with $E$ the joules that all blocks contribute above one pass, and $\Phi$ those of one pass,
+Energy and time swap roles. With $E$ the joules that all blocks contribute above one pass, and $\Phi$ those of one pass,
 
 $$ \min\; l \quad \text{subject to} \quad \Phi + E \le J, \qquad l \ge \text{makespan} - \Psi $$
 
 | symbol | attribute | unit | meaning                                     |
 |--------|-----------|------|---------------------------------------------|
-| $J$    | -         | J    | what a step may take in all                 |
+| $J$    | -         | J    | joules that a step may take in all          |
 | $E$    | -         | J    | joules above one pass, over all blocks      |
 | $\Phi$ | -         | J    | joules of one compute of each operator      |
 | $l$    | `late`    | s    | makespan above one pass (see `lateness`)    |
 | $\Psi$ | -         | s    | seconds of one compute of each operator     |
 
-The bound and the gap are then of seconds above one pass. On a device with DMA the model's makespan is a lower bound
-of the simulated one, so that a gap may stay open; without DMA both agree.
+Bound and gap are then seconds above one pass. On a device with DMA the makespan of the model is a lower bound of the
+simulated one, so a gap may stay open. Without DMA both agree.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _build(block: PyomoBlock, *, energy_j: float) -> None:
     model = block.model()
     block.late_s = terms(lateness(block), np.array([1.0]))
     within = at_most(contributions(model, "energy_j"), energy_j - model.baseline_j, model.baseline_j or 1.0)
-    block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may take [one pass]")
+    block.within = pyo.Constraint(rule=lambda _: within, doc="joules that a step may take [one pass]")
 
 
 def _refuses(trial: Trial, *, energy_j: float) -> str | None:
@@ -63,9 +63,15 @@ def _impossible(problem: Problem, baseline_j: float, *, energy_j: float) -> str 
 
 
 def energy_budget(energy_j: float) -> Block:
-    """The block for a step of at most `energy_j` joules. Raises FormulationError unless they are positive."""
+    """Return a block that limits a step to `energy_j` joules and minimises its time.
+
+    Raises
+    ------
+    FormulationError
+        `energy_j` is not a positive finite number.
+    """
     if not is_figure(energy_j, positive=True):
-        raise FormulationError(f"energy_budget: {energy_j!r} J is no energy; give a positive number of joules")
+        raise FormulationError(f"energy_budget: energy_j is {energy_j!r}; give a positive number of joules")
     return Block(
         "energy_budget",
         functools.partial(_build, energy_j=energy_j),
@@ -74,13 +80,13 @@ def energy_budget(energy_j: float) -> Block:
         impossible=functools.partial(_impossible, energy_j=energy_j),
         goal=TIME,
         limits=ENERGY,
-        transfer_times=False,  # sums of joules; which order takes the least time is the planner's matter
+        transfer_times=False,  # sums of joules; the planner finds the order that takes the least time
         says=f"the least time within {show_joules(energy_j)} a step",
     )
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
-    """A multiple is one of a step; joules are divided by the steps that they are for."""
+    """Make the block from a factor of one step's baseline, or from joules that are divided by the steps."""
     limit = parse_energy(value, option="--energy-limit")
     return energy_budget(limit.times * problem.baseline_energy_j if isinstance(limit, Factor) else limit / steps)
 

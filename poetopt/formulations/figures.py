@@ -1,4 +1,4 @@
-"""Figures: those that people give, as numbers; those of a model, as the problem has them or its Params."""
+"""Figures: checks of numbers that users give, and the costs of a model as numbers or as entries of its Params."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ COSTS = {
     "page_out_j": "page_out_j",
     "page_out_s": "page_out_s",
 }
-"""Costs by name: the fields of operators (`compute_`), and of tensors."""
+"""Costs by name, with the field of `ProblemOperator` (`compute_`) or of the tensor."""
 
 
 def problem_figures(problem: Problem, name: str) -> list[float]:
-    """One of `COSTS`, of each operator or tensor."""
+    """Return the cost `name` of `COSTS` for each operator or tensor."""
     things: tuple[Any, ...] = problem.operators if name.startswith("compute") else problem.tensors
     return [getattr(thing, COSTS[name]) for thing in things]
 
 
 def figures(model: Any, name: str) -> list[Any]:
-    """One of `COSTS`, of each operator or tensor: entries of a Param where the model's figures may change."""
+    """Return the cost `name` of `COSTS` for each operator or tensor, as Param entries if the model is mutable."""
     if model.space.limits.open:
         return list(model.component(name).values())
     return problem_figures(model.space.problem, name)
 
 
 def more_room(model: Any) -> Any:
-    """The budget's Param above what rows on memory have as a number, in memory units; 0 without one."""
+    """Return the budget's Param minus the number in memory rows, in memory units; 0 without a Param."""
     space = model.space
     if not space.limits.open:
         return 0.0
@@ -45,7 +45,7 @@ def more_room(model: Any) -> Any:
 
 
 def is_figure(value: object, *, positive: bool = False) -> bool:
-    """Say whether it is a finite number from 0 on; `positive`: above 0."""
+    """Return whether `value` is a finite number of at least 0, or with `positive` above 0."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     number = float(value)
@@ -63,16 +63,25 @@ def asked(
     scope: object = "full",
     **choices: object,
 ) -> None:
-    """Look at what a model is to be built for. Raises FormulationError, naming `where`, for what is no such figure.
+    """Check the arguments of a build.
 
+    Parameters
+    ----------
+    where
+        The formulation, in words, for messages.
     choices
-        By name, what must be True or False.
+        Arguments that must be True or False.
+
+    Raises
+    ------
+    FormulationError
+        An argument has a wrong type or value.
     """
     if not is_figure(ram_bytes):
         raise FormulationError(f"{where}: ram_bytes must be a number of bytes from 0 on, and is {ram_bytes!r}")
-    for name, given in (("compute_s", compute_s), ("makespan_s", makespan_s)):
-        if given is not None and not is_figure(given):
-            raise FormulationError(f"{where}: {name} must be seconds from 0 on, or None, and is {given!r}")
+    for name, seconds in (("compute_s", compute_s), ("makespan_s", makespan_s)):
+        if seconds is not None and not is_figure(seconds):
+            raise FormulationError(f"{where}: {name} must be seconds from 0 on, or None, and is {seconds!r}")
     if not is_figure(hidden_share) or hidden_share > 1:  # type: ignore[operator]
         raise FormulationError(f"{where}: hidden_share must be a number from 0 to 1, and is {hidden_share!r}")
     if ceiling_j != math.inf and not is_figure(ceiling_j):

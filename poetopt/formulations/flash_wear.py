@@ -1,4 +1,4 @@
-r"""Block `flash_wear`: a bound on what a step writes to storage.
+r"""Block `flash_wear`: a bound on the bytes that a step writes to storage.
 
 Flash and SD cards bear a limited number of writes. With $m_i$ the bytes of tensor i and $o_i$ whether it is written:
 
@@ -6,12 +6,12 @@ $$ \sum_i m_i\, o_i \le W $$
 
 | symbol | attribute | unit  | meaning                               |
 |--------|-----------|-------|---------------------------------------|
-| $W$    | -         | bytes | what a step may write                 |
+| $W$    | -         | bytes | bytes that a step may write           |
 | $m_i$  | -         | bytes | size of tensor i                      |
 | $o_i$  | -         | -     | tensor i is written to storage, once  |
 
-The left side is what the blocks before it contribute as `written_bytes`. A tensor is written at most once a step in
-`retention`; `poet` may write one again.
+The left side is the sum of what the other blocks contribute as `written_bytes`. `retention` writes a tensor at most
+once a step; `poet` may write it again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def _build(block: PyomoBlock, *, written_bytes: int) -> None:
     parts = contributions(block.model(), "written_bytes")
     within = at_most(parts, written_bytes, float(written_bytes or 1))
-    block.within = pyo.Constraint(rule=lambda _: within, doc="what a step may write [the limit]")
+    block.within = pyo.Constraint(rule=lambda _: within, doc="bytes that a step may write [the limit]")
 
 
 def _refuses(trial: Trial, *, written_bytes: int) -> str | None:
@@ -46,9 +46,15 @@ def _refuses(trial: Trial, *, written_bytes: int) -> str | None:
 
 
 def flash_wear(written_bytes: int) -> Block:
-    """The block for a step that writes at most `written_bytes` to storage. Raises FormulationError for what is none."""
+    """Return a block that limits a step to `written_bytes` written to storage.
+
+    Raises
+    ------
+    FormulationError
+        `written_bytes` is not a finite number of at least 0.
+    """
     if not is_figure(written_bytes):
-        raise FormulationError(f"flash_wear: {written_bytes!r} bytes can't be written; give a number of at least 0")
+        raise FormulationError(f"flash_wear: written_bytes is {written_bytes!r}; give a number of at least 0")
     written_bytes = int(written_bytes)
     return Block(
         "flash_wear",
@@ -56,7 +62,7 @@ def flash_wear(written_bytes: int) -> Block:
         collects=True,
         refuses=functools.partial(_refuses, written_bytes=written_bytes),
         limits=WRITTEN,
-        transfer_times=False,  # bytes are bytes whenever they are written
+        transfer_times=False,  # the sum is the same whenever the bytes are written
         says=f"at most {show_bytes(written_bytes)} written to storage a step",
     )
 

@@ -1,8 +1,8 @@
-"""The goal of a formulation, and the judgement of a simulated plan by it.
+"""Goal of a formulation, and the evaluation of a simulated plan.
 
-A solver's point becomes a plan, and the plan is simulated; only then it counts. So whatever a block adds to
-the objective, or forbids, has two sides that must agree: terms and rows in the model, and a judgement of the
-simulated plan. The model's side may be a relaxation of the plan's, never stricter.
+A solver's point becomes a plan, and only the simulated plan counts. So whatever a block adds to the objective, or
+forbids, has two sides that must agree: terms and rows in the model, and an evaluation of the simulated plan. The
+model may be a relaxation of the evaluation, never stricter.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
 
 class Trial(NamedTuple):
-    """A simulated plan, as blocks judge it.
+    """A simulated plan, as blocks evaluate it.
 
+    Attributes
+    ----------
     baseline_j
-        Joules of one compute of each operator, and what blocks add to them.
+        Joules of one compute of each operator, with what blocks add to them.
     overhead_j
-        Joules above that: the simulation's, and what blocks add.
+        Joules above that: those of the simulation, with what blocks add.
     """
 
     plan: Plan
@@ -33,27 +35,27 @@ class Trial(NamedTuple):
 
     @property
     def energy_j(self) -> float:
-        """All joules of the step."""
+        """Total joules of the step."""
         return self.baseline_j + self.overhead_j
 
     @property
     def recomputes(self) -> tuple[tuple[int, int], ...]:
-        """(stage, operator) of each compute beside the first of each operator, in order."""
+        """Pairs (stage, operator) of each compute after the operator's first one, in order."""
         return tuple((t, step.target) for t, step in self._staged if step.action == "compute" and step.target != t)
 
     @property
     def page_ins(self) -> tuple[tuple[int, int], ...]:
-        """(stage, tensor) of what is read from storage, in order."""
+        """Pairs (stage, tensor) of the page-ins, in order."""
         return tuple((t, step.target) for t, step in self._staged if step.action == "page_in")
 
     @property
     def page_outs(self) -> tuple[tuple[int, int], ...]:
-        """(stage, tensor) of what is written to storage, in order."""
+        """Pairs (stage, tensor) of the page-outs, in order."""
         return tuple((t, step.target) for t, step in self._staged if step.action == "page_out")
 
     @property
     def _staged(self) -> Iterator[tuple[int, Instruction]]:
-        """Each instruction and the stage that it belongs to; behind the last operator that is one more."""
+        """Pairs (stage, instruction). Instructions after the last operator belong to one more stage."""
         stage = 0
         for step in self.plan.instructions:
             yield stage, step
@@ -61,24 +63,27 @@ class Trial(NamedTuple):
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The tensors that are written to storage, in order; one that is written twice is here twice."""
+        """Tensors that are written to storage, in order, once for each write."""
         return tuple(step.target for step in self.plan.instructions if step.action == "page_out")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A quantity that is minimised, counted above one compute of each operator; never below 0.
+    """Quantity to minimise, counted above one compute of each operator; never below 0.
 
+    Attributes
+    ----------
     name, unit
         For people and for `--json`: `energy` in `J`.
     attribute
-        What blocks contribute to it is under this attribute (see the table of `language`).
+        Attribute under which blocks contribute to it (see the table of `language`).
     baseline
-        (problem, baseline joules with what blocks add) -> the value of one pass, from which the rest counts.
+        (problem, baseline joules with what blocks add) -> the value of one pass, above which the goal counts.
     value
-        A trial's value above that.
+        trial -> its value above the baseline.
     timed
-        Whether a plan's value depends on when it does what: if so, transfers are put in order before it is judged.
+        Whether a plan's value depends on the times of its instructions. If so, poetopt orders transfers before it
+        evaluates the plan.
     """
 
     name: str
@@ -89,7 +94,7 @@ class Goal:
     timed: bool = True
 
     def __deepcopy__(self, memo: object) -> Goal:
-        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        """Return the object itself: Pyomo copies what is on a model, and this never changes."""
         return self
 
 
@@ -109,7 +114,7 @@ def _late_s(trial: Trial) -> float:
     return max(0.0, trial.simulation.makespan_s - trial.plan.problem.baseline_time_s)
 
 
-def _nothing(problem: Problem, baseline_j: float) -> float:
+def _zero(problem: Problem, baseline_j: float) -> float:
     return 0.0
 
 
@@ -118,19 +123,19 @@ def _written_bytes(trial: Trial) -> float:
 
 
 ENERGY = Goal("energy", "J", "energy_j", _baseline_j, _overhead_j, timed=False)
-"""The default: the joules of computes and transfers."""
+"""The default goal: joules of computes and transfers."""
 
 TIME = Goal("time", "s", "late_s", _one_pass_s, _late_s)
-"""The makespan. A block that sets it contributes `late_s`."""
+"""The makespan. A block with this goal contributes `late_s`."""
 
-WRITTEN = Goal("bytes written", "B", "written_bytes", _nothing, _written_bytes, timed=False)
-"""The bytes that go to storage; ordinary training writes nothing."""
+WRITTEN = Goal("bytes written", "B", "written_bytes", _zero, _written_bytes, timed=False)
+"""Bytes written to storage. Ordinary training writes none."""
 
 SUMS = (ENERGY, TIME, WRITTEN)
-"""The goals to which it is all one in which stage a tensor is moved; with DMA the planner orders transfers later."""
+"""Goals that don't depend on the stage of a transfer. With DMA the planner orders transfers later."""
 
 
 def describe(model: Any) -> str:
-    """The goal of a built model, as in `energy (J)`."""
+    """Return the goal of a built model in words, such as `energy (J)`."""
     goal: Goal = model.goal
     return f"{goal.name} ({goal.unit})"

@@ -1,9 +1,9 @@
 """The modelling language: blocks, and the formulations made of them.
 
-A *block* is a plain function that fills a Pyomo `Block`: sets, variables, constraints, and what it
-adds to energy and time. A *formulation* is an ordered tuple of blocks over a *space* (which decisions
-exist at all); `Formulation.abstract` puts them on an AbstractModel, and the objective collects what
-the blocks contribute last, so that a block added later is never left out of it.
+A *block* is a function that fills a Pyomo `Block` with sets, variables, constraints, and its contributions to energy
+and time. A *formulation* is an ordered tuple of blocks over a *space*, the set of decisions that exist.
+`Formulation.abstract` puts the blocks on an AbstractModel. The objective collects their contributions last, so it
+includes blocks that a user adds later.
 
 A block contributes by setting any of these on itself:
 
@@ -12,12 +12,12 @@ A block contributes by setting any of these on itself:
 | `energy_j`      | J     | joules above one compute of each operator           |
 | `compute_s`     | s     | seconds of computing above one compute of each      |
 | `transfer_s`    | s     | seconds on the transfer channel                     |
-| `written_bytes` | bytes | what is written to storage                          |
-| `late_s`        | s     | makespan above one pass, where it is minimised      |
+| `written_bytes` | bytes | bytes written to storage                            |
+| `late_s`        | s     | makespan above one pass, if that is minimised       |
 
-Each is a pair (variables, coefficients) made by `terms`. Memory is contributed in bytes that a block takes out
-of the budget for the whole step (`Block.reserve_bytes`). Rows that are too many to write down come
-from a block's *separator*: given a point it returns violated rows in the block's own variables.
+Each is a pair (variables, coefficients) made by `terms`. Memory is a number of bytes that a block takes out of the
+budget for the whole step (`Block.reserve_bytes`). If a block has too many rows to add them all, it has a *separator*,
+which returns the rows that a given point violates, in the block's own variables.
 """
 
 from __future__ import annotations
@@ -82,26 +82,28 @@ __all__ = [
 class Formulation:
     """An ordered tuple of blocks over a space.
 
+    Attributes
+    ----------
     name, doc
         For `--formulation` and for people.
     blocks
-        In building order.
+        The blocks, in building order.
     space
         (problem, limits, scope, paging, remat, kind) -> Space, which leaves out no more than its `Kind` says. Raises
-        FormulationError for a scope that it doesn't have.
+        FormulationError for an unknown scope.
     search
-        What a search asks of it.
+        The functions that a search needs.
     sets
-        What its variables and rows are indexed by, beside `operators`, `tensors` and `stages`: Sets of the model.
-    numbers
-        Names of blocks whose rows hold figures as numbers, so that these can't be Params beside them.
+        Sets of the model that index its variables and rows, besides `operators`, `tensors` and `stages`.
+    fixed_costs
+        Names of blocks whose rows hold figures as plain numbers. A model with these blocks can't have mutable Params.
     simulated
-        Names of the blocks whose rules the simulator holds itself.
+        Names of the blocks whose rules the simulator enforces itself.
     strict
-        Whether only the model's own points count: its rules are stricter than a plan's, so that a heuristic plan
-        may lie outside of it.
+        Whether only points of the model count as results. Its rules are then stricter than a plan's, so a heuristic
+        plan may lie outside of it.
     kind
-        The kind of its spaces, unless figures may change or a block cares in which stage a tensor is moved.
+        The kind of its spaces, unless figures may change or a block depends on the stage of a transfer.
     """
 
     name: str
@@ -110,7 +112,7 @@ class Formulation:
     space: Callable[[Problem, Limits, str, bool, bool, Kind], Space]
     search: SearchAdapter
     sets: Mapping[str, IndexSet] = field(default_factory=dict)
-    numbers: tuple[str, ...] = ()
+    fixed_costs: tuple[str, ...] = ()
     simulated: tuple[str, ...] = ()
     strict: bool = False
     kind: Kind = Kind.LEAN
@@ -120,80 +122,85 @@ class Formulation:
             checked(block)
 
     def __deepcopy__(self, memo: object) -> Formulation:
-        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        """Return the object itself: Pyomo copies what is on a model, and this never changes."""
         return self
 
     @property
     def judged(self) -> bool:
-        """Say whether a plan can be judged without the model: each block's rule is the simulator's or its own."""
+        """Return whether the simulator and the blocks' `refuses` enforce all rules of a plan, without the model."""
         return all(b.name in self.simulated or b.refuses is not None or not b.restricts for b in self.blocks)
 
     @property
     def plans_count(self) -> bool:
-        """Say whether a simulated plan that is no point of the model counts as an answer."""
+        """Return whether a simulated plan that is no point of the model counts as a result."""
         return self.judged and not self.strict
 
     @property
     def transfer_times(self) -> bool:
-        """Say whether a block may care in which stage a tensor is moved; those that the simulator holds don't."""
-        return any(b.cares_when for b in self.blocks if b.name not in self.simulated)
+        """Return whether a block may depend on the stage of a transfer. Blocks in `simulated` never do."""
+        return any(b.depends_on_stages for b in self.blocks if b.name not in self.simulated)
 
     @property
     def goal(self) -> Goal:
-        """The quantity that is minimised: a block's, else energy."""
+        """The goal of a block if one has a goal, else energy."""
         return next((block.goal for block in self.blocks if block.goal is not None), ENERGY)
 
     @property
     def plain(self) -> bool:
-        """Say whether what is minimised is the energy that the simulator counts, and nothing else."""
+        """Return whether the objective is exactly the energy that the simulator counts."""
         return self.goal is ENERGY and all(block.adds_j is None for block in self.blocks)
 
     @property
     def timed(self) -> bool:
-        """Say whether the makespan may count for more than a deadline: in the objective."""
+        """Return whether the makespan may be part of the objective."""
         return self.goal.timed or any(block.adds_j is not None for block in self.blocks)
 
     def with_block(self, *blocks: Block, name: str | None = None, doc: str | None = None) -> Formulation:
-        """This formulation and more blocks, in the order in which they see each other.
+        """Return a formulation with more blocks, in the order in which they see each other's contributions.
 
-        First those that collect nothing, then prices (blocks that collect and have `adds_j`), then all others that
-        collect: limits and goals, which judge what all prices together make of a plan. Within each of the three the
-        order is the given one; a price sees the energy of those before it, in the model (`contributions`) and in
-        `adds_j` alike. Idle power and then a tariff is a tariff on both; the other way round idle power is outside of
-        the tariff. A block stands behind what it requires in any case.
+        Blocks that collect nothing come first, then prices (blocks that collect and have `adds_j`), then the other
+        blocks that collect: limits and goals, which evaluate a plan at all prices together. Within each of the three
+        groups the order of the arguments holds. A price sees the energy of the blocks before it, in the model
+        (`contributions`) and in `adds_j` alike. With idle power first, a tariff applies to both; with the tariff
+        first, it doesn't apply to idle power. A block always comes after the blocks that it requires.
 
+        The new formulation has spaces of `Kind.WHOLE` and no scope-difference cuts, whose proofs hold only for known
+        blocks.
+
+        Parameters
+        ----------
         name
-            Of the new one; by default both names, as in `retention+flash_wear`.
+            Name of the new formulation. Default: all names joined, such as `retention+flash_wear`.
         doc
-            For people; by default what it is made of, and what its blocks ask for.
+            Text for people. Default: the names of its parts, and what its blocks require.
 
-        The new one has whole spaces, no scope-difference cuts: their arguments hold only of blocks
-        that are known.
-
-        Raises FormulationError for a name that is there already, a second block with a goal, or what isn't a block.
+        Raises
+        ------
+        FormulationError
+            A block of this name exists already, a second block has a goal, or an argument is no block.
         """
         return composition.with_block(self, blocks, name, doc)
 
     def reserve_bytes(self, problem: Problem) -> int:
-        """Bytes of the budget that blocks take for the whole step."""
+        """Return the bytes of the budget that blocks take for the whole step."""
         return sum(int(answer(b, "reserve_bytes", problem)) for b in self.blocks if b.reserve_bytes is not None)
 
     def baselines_j(self, problem: Problem) -> tuple[dict[str, float], float]:
-        """Joules of one compute of each operator as each block finds them, and with what all blocks add."""
-        found: dict[str, float] = {}
+        """Return the baseline joules before each block, by its name, and those after all blocks."""
+        before: dict[str, float] = {}
         total = problem.baseline_energy_j
         for block in self.blocks:
-            found[block.name] = total
+            before[block.name] = total
             if block.base_j is not None:
                 total += answer(block, "base_j", problem, total)
-        return found, total
+        return before, total
 
     def baseline_j(self, problem: Problem) -> float:
-        """Joules of one compute of each operator, with what blocks add."""
+        """Return the joules of one compute of each operator, with what blocks add."""
         return self.baselines_j(problem)[1]
 
     def trial(self, plan: Plan, simulation: Simulation) -> Trial:
-        """A simulated plan with what blocks add to it, each to what those before it have made of it."""
+        """Return a simulated plan with the joules that blocks add. Each block sees the sum of those before it."""
         before, total = self.baselines_j(plan.problem)
         overhead = simulation.overhead_j
         for block in self.blocks:
@@ -202,20 +209,23 @@ class Formulation:
         return Trial(plan, simulation, total, overhead)
 
     def refusal(self, trial: Trial) -> str | None:
-        """The reason why a simulated plan breaks a block's rule, or None."""
-        told = (answer(block, "refuses", trial) for block in self.blocks if block.refuses is not None)
-        return next((reason for reason in told if reason is not None), None)
+        """Return why a simulated plan breaks a block's rule, or None."""
+        reasons = (answer(block, "refuses", trial) for block in self.blocks if block.refuses is not None)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def impossible(self, problem: Problem) -> str | None:
-        """The reason why no schedule keeps the blocks' rules, where that is plain without a search; or None."""
+        """Return why no schedule keeps the blocks' rules, if that is known without a search; else None."""
         baseline_j = self.baseline_j(problem)
-        told = (answer(b, "impossible", problem, baseline_j) for b in self.blocks if b.impossible is not None)
-        return next((reason for reason in told if reason is not None), None)
+        reasons = (answer(b, "impossible", problem, baseline_j) for b in self.blocks if b.impossible is not None)
+        return next((reason for reason in reasons if reason is not None), None)
 
     def abstract(self, space: Space) -> pyo.AbstractModel:
-        """The AbstractModel: nothing is constructed until `create_instance`.
+        """Return the AbstractModel; Pyomo constructs nothing until `create_instance`.
 
-        Raises FormulationError where a block's requirement is missing or comes later.
+        Raises
+        ------
+        FormulationError
+            A block that another block requires is missing or comes later.
         """
         return building.abstract(self, space)
 
@@ -233,24 +243,30 @@ class Formulation:
         remat: bool = True,
         mutable: bool = False,
     ) -> Any:
-        """The Pyomo model of `problem`: an AbstractModel's instance, the caller's to change.
+        """Return the Pyomo model of `problem`, an instance of an AbstractModel. The caller may change it.
 
+        Parameters
+        ----------
         ram_bytes
             Budget of everything that is not resident.
         compute_s, makespan_s, hidden_share
             Bounds on the step's time, in seconds, and how much of the transfers may hide (see `Limits`).
         ceiling_j
-            What is in no schedule of at most so many joules above one pass may be left out.
+            The model may leave out decisions that no schedule of at most this many joules above one pass has.
         scope
-            Which recomputations exist: `full`, `forward` or `depth:D`.
+            Recomputations that exist: `full`, `forward` or `depth:D`.
         paging, remat
             False leaves the decisions (and their blocks) out.
         mutable
             Whether budget, deadline and costs are Params with units, to be changed without a new build (see
             `parameters`). Such a model has all decisions of its scope, and is larger.
 
-        Raises FormulationError for figures that are none, and for blocks that can't be in such a model; TimeUpError
-        inside of `clock.ending`.
+        Raises
+        ------
+        FormulationError
+            An argument is invalid, or a block can't be in such a model.
+        TimeUpError
+            The time of `clock.ending` is over.
         """
         space = self.space_of(
             problem,
@@ -269,7 +285,7 @@ class Formulation:
     def space_of(
         self, problem: Problem, *, scope: str, paging: bool, remat: bool, mutable: bool, **limits: Any
     ) -> Space:
-        """The space of a model with such limits (see `Limits`), named and refused as `build` does."""
+        """Return the space of a model with these limits (see `Limits`); arguments and errors are those of `build`."""
         check_problem(problem)
         where = f"formulation '{self.name}'"
         asked(where, scope=scope, paging=paging, remat=remat, mutable=mutable, **limits)
@@ -287,25 +303,25 @@ class Formulation:
     def from_data(
         self, *, scope: str = "full", paging: bool = True, remat: bool = True, mutable: bool = False
     ) -> pyo.AbstractModel:
-        """An AbstractModel that waits for data: `create_instance` takes those of `data_of`, a DataPortal or a file.
+        """Return an AbstractModel without data; `create_instance` takes those of `data_of`, a DataPortal or a file.
 
-        The options are those of `build`; `deadline_s` of the data bounds the makespan. Rows, variables and blocks that
-        are added to it are on every instance.
+        The options are those of `build`, and `deadline_s` in the data bounds the makespan. Every instance has the rows,
+        variables and blocks that a user adds to the AbstractModel.
         """
         return DataModel(self, {"scope": scope, "paging": paging, "remat": remat, "mutable": mutable})
 
     def revive(self, model: Any, keys: Iterable[tuple[str, Hashable]]) -> list[Row]:
-        """Rows found in another scope, by block name and key, in the variables of `model`."""
+        """Return rows from another scope, given by block name and key, in the variables of `model`."""
         makers = {b.name: b for b in self.blocks if b.revive is not None and b.name in model.block_names}
         known = ((makers[name], key) for name, key in keys if name in makers)
-        made = ((answer(block, "revive", model.component(block.name), key), block.name) for block, key in known)
-        return [replace(row, block=name) for row, name in made if row is not None]
+        rows = ((answer(block, "revive", model.component(block.name), key), block.name) for block, key in known)
+        return [replace(row, block=name) for row, name in rows if row is not None]
 
     def separate(self, model: Any, point: PointLike) -> list[Row]:
-        """The violated rows of all blocks at `point`."""
+        """Return the rows of all blocks that `point` violates."""
         rows: list[Row] = []
         for block in self.blocks:
             if block.separator is not None and block.name in model.block_names:
-                found = answer(block, "separator", model.component(block.name), point)
-                rows += [replace(row, block=block.name) for row in found]
+                violated = answer(block, "separator", model.component(block.name), point)
+                rows += [replace(row, block=block.name) for row in violated]
         return rows

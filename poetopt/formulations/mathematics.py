@@ -1,4 +1,4 @@
-"""The mathematics of a block, read from the docstring beside the code that builds it."""
+"""Mathematics of a block, read from the docstring next to the code that builds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADING = re.compile(r"^Block `[^`]+`[^:]*:\s*")
 
 
 class Symbol(NamedTuple):
-    """A row of a block's table: the symbol as TeX, the attribute on the built block (`-`: none), unit and meaning."""
+    """Row of a block's table: the symbol as TeX, the attribute on the built block (`-`: none), unit and meaning."""
 
     symbol: str
     attribute: str
@@ -25,39 +25,39 @@ class Symbol(NamedTuple):
 
 
 def mathematics(block: Block) -> str:
-    """The docstring of the block's file where it is about the block, else of the function that builds it.
+    """Return the docstring of the block's file if that is about the block, else that of its build function.
 
-    Empty where neither has one.
+    The result is empty if neither has one.
     """
-    build = _plain(block.build)
-    own = inspect.getdoc(build) or ""
+    build = _unwrap(block.build)
+    build_doc = inspect.getdoc(build) or ""
     module = sys.modules.get(getattr(build, "__module__", ""))
-    shared = inspect.cleandoc(module.__doc__) if module is not None and module.__doc__ else ""
-    about = shared if f"`{block.name}`" in shared.partition("\n")[0] else ""
-    return about or own or shared
+    module_doc = inspect.cleandoc(module.__doc__) if module is not None and module.__doc__ else ""
+    about = module_doc if f"`{block.name}`" in module_doc.partition("\n")[0] else ""
+    return about or build_doc or module_doc
 
 
 def title(block: Block) -> str:
-    """The first sentence of the mathematics, without the block's name."""
+    """Return the first sentence of the mathematics, without the block's name."""
     first = mathematics(block).partition("\n\n")[0].replace("\n", " ")
     return _HEADING.sub("", first).rstrip(".")
 
 
 def symbols(block: Block) -> tuple[Symbol, ...]:
-    """The rows of the docstring's table `symbol | attribute | unit | meaning`; empty where there is none."""
-    found: list[Symbol] = []
-    inside = False
+    """Return the rows of the docstring's table `symbol | attribute | unit | meaning`; empty without one."""
+    table_rows: list[Symbol] = []
+    in_table = False
     for line in mathematics(block).splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.strip().startswith("|") else []
         if cells[:4] == ["symbol", "attribute", "unit", "meaning"]:
-            inside = True
-        elif inside and len(cells) == 4:
+            in_table = True
+        elif in_table and len(cells) == 4:
             if not set(cells[0]) <= {"-", ":"}:
-                found.append(Symbol(cells[0].strip("$ "), cells[1].strip("` "), cells[2].strip("` "), cells[3]))
-        elif inside:
+                table_rows.append(Symbol(cells[0].strip("$ "), cells[1].strip("` "), cells[2].strip("` "), cells[3]))
+        elif in_table:
             break
-    return tuple(found)
+    return tuple(table_rows)
 
 
-def _plain(build: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrap(build: Callable[..., Any]) -> Callable[..., Any]:
     return build.func if isinstance(build, functools.partial) else build

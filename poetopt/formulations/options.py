@@ -1,7 +1,7 @@
-"""Blocks by name and value, as `--block static-power=0.5W` asks for them.
+"""Blocks by name and value, such as `--block static-power=0.5W`.
 
-A package adds one through the entry point group `poetopt.blocks`: the entry point's name is what stands before the
-equals sign, its object a `BlockOption`.
+A package adds one through the entry point group `poetopt.blocks`. The entry point's name is the text before the equals
+sign, and its object is a `BlockOption`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,22 @@ HOMES = {
     "energy-limit": "poetopt.formulations.energy_budget",
     "flash-wear": "poetopt.formulations.flash_wear",
 }
-"""The blocks that come with poetopt, by name: the module that holds an object `option`."""
+"""Blocks that come with poetopt, by name, with the module whose attribute `option` makes the block."""
 
 
 @dataclass(frozen=True)
 class BlockOption:
     """A block that is made from a text.
 
+    Attributes
+    ----------
     metavar
-        What the value looks like, for people: `WATTS`.
+        Form of the value, for people: `WATTS`.
     make
-        (value, problem, steps) -> the block. The value is the text behind the equals sign, empty where there is none;
-        a total is divided by `steps`, the training steps that it is for. Raises OptionError for a value that it can't
-        read.
+        (value, problem, steps) -> the block. The value is the text after the equals sign, or empty. A total is divided
+        by `steps`, the number of training steps. Raises OptionError for an invalid value.
     example
-        A value that it can read: what `poetopt formulations` makes the block with, for a problem of two operators.
+        A valid value, with which `poetopt formulations` makes the block for a problem of two operators.
     """
 
     metavar: str
@@ -51,63 +52,68 @@ class BlockOption:
 
 
 def names() -> tuple[str, ...]:
-    """The blocks that can be asked for by name: our own, then those of the entry points."""
+    """Return the names of all blocks that a text can make: poetopt's own, then those of the entry points."""
     from importlib.metadata import entry_points
 
     return (*HOMES, *sorted(point.name for point in entry_points(group=ENTRY_POINTS)))
 
 
 def option(name: str) -> BlockOption:
-    """The option called `name`. Raises FormulationError, with the closest name, where there is none."""
+    """Return the option called `name`. Raises FormulationError with the closest name if there is none."""
     if name in HOMES:
-        own: BlockOption = importlib.import_module(HOMES[name]).option
-        return own
-    point = _point(name)
+        known: BlockOption = importlib.import_module(HOMES[name]).option
+        return known
+    point = _find_entry_point(name)
     if point is None:
         raise FormulationError(f"unknown block '{name}': there are {', '.join(names())}{closest(name, names())}")
-    found = imports.load(point, "block", FormulationError)
-    if not isinstance(found, BlockOption):
+    loaded = imports.load(point, "block", FormulationError)
+    if not isinstance(loaded, BlockOption):
         raise FormulationError(
-            f"block '{name}' ({imports.origin(point)}): it holds a {type(found).__name__}, not a BlockOption"
+            f"block '{name}' ({imports.origin(point)}): the entry point is a {type(loaded).__name__}, not a BlockOption"
         )
-    return found
+    return loaded
 
 
-def _point(name: str) -> EntryPoint | None:
+def _find_entry_point(name: str) -> EntryPoint | None:
     from importlib.metadata import entry_points
 
     return next((point for point in entry_points(group=ENTRY_POINTS) if point.name == name), None)
 
 
 def made(name: str, value: str, problem: Problem, steps: int) -> Block:
-    """The block that an option makes. Raises FormulationError or OptionError, naming the package that fails."""
+    """Make the block of an option. Raises FormulationError or OptionError, which name the package that fails."""
     from poetopt.formulations.block import Block
 
-    asked = option(name)
-    point = None if name in HOMES else _point(name)
+    block_option = option(name)
+    point = None if name in HOMES else _find_entry_point(name)
     if point is None:
-        return asked.make(value, problem, steps)
-    expects = f"it takes {name}={asked.metavar}, as in {name}={asked.example}"
+        return block_option.make(value, problem, steps)
+    expects = f"use {name}={block_option.metavar}, such as {name}={block_option.example}"
     try:
-        found: object = asked.make(value, problem, steps)
+        block: object = block_option.make(value, problem, steps)
     except PoetError:
         raise
     except Exception as error:
         raise OptionError(f"{imports.failure(error)} in {imports.origin(point)}; {expects}") from error
-    if not isinstance(found, Block):
-        raise OptionError(f"{imports.origin(point)} made a {type(found).__name__}, not a Block; tell its authors")
-    return found
+    if not isinstance(block, Block):
+        raise OptionError(f"{imports.origin(point)} made a {type(block).__name__}, not a Block; tell its authors")
+    return block
 
 
-def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Problem, steps: int) -> Formulation:
-    """`chosen` and the blocks that are asked for: blocks, or texts such as `static-power=0.5W`.
+def with_options(chosen: Formulation, entries: Sequence[str | Block], problem: Problem, steps: int) -> Formulation:
+    """Return `chosen` with more blocks, given as blocks or as texts such as `static-power=0.5W`.
 
-    Raises FormulationError for an unknown block, or one that is there already; OptionError for a value.
+    Raises
+    ------
+    FormulationError
+        A block is unknown, or the formulation already has it.
+    OptionError
+        A value is invalid, or a block is given twice.
     """
-    if isinstance(asked, str) or not isinstance(asked, Iterable):
-        raise OptionError(f"blocks must be a list of blocks and texts, and is a {type(asked).__name__}")
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise OptionError(f"blocks must be a list of blocks and texts, and is a {type(entries).__name__}")
     blocks: list[Block] = []
-    for entry in asked:
+    for entry in entries:
         if not isinstance(entry, str):
             blocks.append(entry)
             continue
@@ -115,9 +121,9 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
         try:
             block = made(name, value, problem, steps)
         except (FormulationError, OptionError) as error:
-            told = str(error)
-            raise OptionError(told if told.startswith("--") else f"--block {entry}: {told}") from error
+            message = str(error)
+            raise OptionError(message if message.startswith("--") else f"--block {entry}: {message}") from error
         if block.name in (other.name for other in blocks):
-            raise OptionError(f"--block {entry}: such a block is asked for already; give it once")
+            raise OptionError(f"--block {entry}: the same block is given twice; give it once")
         blocks.append(block)
     return chosen.with_block(*blocks) if blocks else chosen

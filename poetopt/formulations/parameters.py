@@ -1,20 +1,20 @@
-"""Budget, deadline, costs and the storage's capacity as mutable Params: a changed figure needs no new build.
+"""Budget, deadline, costs and storage capacity as mutable Params, which can change without a new build.
 
 | component                                  | unit | meaning                                              |
 |--------------------------------------------|------|------------------------------------------------------|
 | `ram_bytes`                                | byte | the budget (Param)                                   |
-| `deadline_s`                               | s    | the bound on time; where one was asked for (Param)   |
-| `storage_bytes`                            | byte | what the storage holds, where that is known (Param)  |
+| `deadline_s`                               | s    | the bound on time, if there is one (Param)           |
+| `storage_bytes`                            | byte | capacity of the storage, if it is known (Param)      |
 | `compute_j`, `compute_s`                   | J, s | one compute of each operator (Params)                |
 | `page_in_j`, `page_out_j`                  | J    | moving each tensor (Params)                          |
-| `page_in_s`, `page_out_s`                  | s    | the same                                             |
+| `page_in_s`, `page_out_s`                  | s    | moving each tensor (Params)                          |
 | `energy_j`                                 | J    | of the step: one pass and the overhead (Expression)  |
 | `compute_time_s`, `transfer_time_s`        | s    | of the step (Expressions)                            |
-| `bytes_used`                               | byte | what each row on the budget counts (Expression)      |
+| `bytes_used`                               | byte | bytes that each row on the budget counts (Expression) |
 
-The objective and the rows on deadline, budget and storage are written in them, with Pyomo's units, and so is what other
-blocks make of contributions. Whatever rests on figures is left out of the space then (`Limits.open`), so that models of
-different figures have the same indices. What a block has as a number stays as it was built.
+The objective and the rows on deadline, budget and storage use these Params, with Pyomo's units. So do rows that other
+blocks make from contributions. The space then drops no decision because of a figure (`Limits.open`), so models with
+different figures have the same indices. A figure that a block holds as a plain number stays as it was built.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from poetopt.graph.problem import Problem
 
 J, S, BYTE = pyo.units.J, pyo.units.s, pyo.units.byte
 UNITS = {"j": J, "s": S, "bytes": BYTE}
-"""By the end of a figure's name."""
+"""Units by the suffix of a figure's name."""
 
 
 def mutable(name: str) -> Mapping[str, Any]:
-    """The keywords of the Param: no figure is negative, or no number."""
+    """Return the keyword arguments of a mutable Param for the figure `name`."""
     return {"within": pyo.NonNegativeReals, "mutable": True, "units": UNITS[name.rpartition("_")[2]]}
 
 
@@ -67,18 +67,20 @@ class _Figures:
 
 
 def current(model: Any) -> Any:
-    """The space of `model` with the figures that its Params have now; the same one where none has changed."""
+    """Return the space of `model` with the present figures of its Params; the same object if none has changed."""
     space, problem, limits = model.space, model.space.problem, model.space.limits
     if not limits.open:
         return space
-    now = {name: list(map(pyo.value, figures(model, name))) for name in COSTS}
+    figures_now = {name: list(map(pyo.value, figures(model, name))) for name in COSTS}
     operators = tuple(
         replace(operator, energy_j=joules, time_s=seconds)
-        for operator, joules, seconds in zip(problem.operators, now.pop("compute_j"), now.pop("compute_s"), strict=True)
+        for operator, joules, seconds in zip(
+            problem.operators, figures_now.pop("compute_j"), figures_now.pop("compute_s"), strict=True
+        )
     )
     tensors = tuple(
-        tensor.moved_for(**dict(zip(now, moved, strict=True)))
-        for tensor, *moved in zip(problem.tensors, *now.values(), strict=True)
+        tensor.moved_for(**dict(zip(figures_now, transfers, strict=True)))
+        for tensor, *transfers in zip(problem.tensors, *figures_now.values(), strict=True)
     )
     limits = replace(limits, ram_bytes=int(pyo.value(model.ram_bytes)) - model.reserved_bytes)
     for key in ("compute_s", "makespan_s"):

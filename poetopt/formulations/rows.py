@@ -1,4 +1,4 @@
-"""Linear expressions and rows as data: what blocks contribute, separators find and backends take."""
+"""Linear expressions and rows as data: blocks contribute them, separators find them, backends solve them."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class Terms(NamedTuple):
 
 
 def terms(variable: Any, coefficients: Floats) -> Terms:
-    """The sum of coefficients[k] * variable[k] over the n entries of a variable, in the order of its index set."""
+    """Return the sum of coefficients[k] * variable[k] over the n entries of a variable, in index order."""
     return Terms(list(variable.values()), coefficients.tolist())
 
 
 def total(*sums: Iterable[tuple[Any, Any]]) -> Terms:
-    """The sum of coefficient * variable over all pairs of all `sums`."""
+    """Return the sum of coefficient * variable over all pairs of all `sums`."""
     pairs = [pair for one in sums for pair in one]
     return Terms([variable for _, variable in pairs], [coefficient for coefficient, _ in pairs])
 
 
 def linear(parts: Iterable[Terms], unit: Any = 1.0) -> LinearExpression:
-    """The sum of `parts` over `unit`, as the expression that Pyomo compiles fastest."""
+    """Return the sum of `parts` divided by `unit`, as the expression that Pyomo compiles fastest."""
     variables: list[Any] = []
     coefficients: list[float] = []
     for part in parts:
@@ -46,22 +46,22 @@ def linear(parts: Iterable[Terms], unit: Any = 1.0) -> LinearExpression:
 
 
 def most(parts: Iterable[Terms]) -> float:
-    """An upper bound of the sum of `parts`, from the bounds of its variables; infinite where one has none."""
-    found = 0.0
+    """Return an upper bound of the sum of `parts` from the bounds of its variables; infinite if one has none."""
+    bound_sum = 0.0
     for part in parts:
         for variable, coefficient in zip(part.variables, part.coefficients, strict=True):
             figure = value(coefficient)
             if figure:
                 bound = variable.ub if figure > 0 else variable.lb
-                found += math.inf if bound is None else figure * bound
-    return found
+                bound_sum += math.inf if bound is None else figure * bound
+    return bound_sum
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """lower <= sum of coefficients x variables <= upper; found by a separator.
+    """Row lower <= sum of coefficients x variables <= upper that a separator found.
 
-    One bound may be infinite; coefficients are finite, one for each variable.
+    One bound may be infinite. Coefficients are finite, one for each variable.
     """
 
     variables: Sequence[Any]
@@ -69,23 +69,23 @@ class Row:
     lower: float
     upper: float
     violation: float
-    """By how much the point violates the row: positive, in units comparable within one separator."""
+    """Amount by which the point violates the row: positive, in units comparable within one separator."""
     kind: str
-    """For the log: which family the row belongs to."""
+    """Family of the row, for the log."""
     core: bool = False
-    """A row of the model proper (a solution that violates it is no schedule), not merely a cut: never dropped."""
+    """True for a row of the model itself: a solution that violates it is no schedule. Such rows are never dropped."""
     block: str = ""
-    """The block that found it; filled in by `Formulation.separate`."""
+    """Block that found the row; filled in by `Formulation.separate`."""
     key: Hashable = None
-    """The key from which the row's block can make it again in another scope's variables; None: it can't."""
+    """Key from which the block can rebuild the row in another scope's variables; None if it can't."""
 
 
 class PointLike(Protocol):
     """Values of a model's variables, as a backend found them."""
 
     integral: bool
-    """True where the point satisfies integrality (a candidate schedule), or is an LP solution."""
+    """True if the point satisfies integrality (a candidate schedule); False for an LP solution."""
 
     def __getitem__(self, variable: Any) -> Floats:
-        """(n,) the values of a variable's entries, in the order of its index set."""
+        """Return the values (n,) of a variable's entries, in the order of its index set."""
         ...

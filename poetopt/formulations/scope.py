@@ -1,4 +1,4 @@
-"""The spelling of scopes: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
+"""Spelling of scopes: `depth:D`, `forward`, `full` in options, `depth<=D` in results."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ import math
 from poetopt.util.errors import FormulationError
 
 ALL = "all"
-"""The name in results of the space of all plans."""
+"""Name of the space of all plans in results."""
 
 
 def scope_depth(scope: str) -> float:
-    """D of `depth:D`, infinity of `forward`, `full`. Raises FormulationError for a scope of another form."""
+    """Return D of `depth:D`, or infinity for `forward` and `full`. Raises FormulationError for any other form."""
     if scope in ("forward", "full"):
         return math.inf
     prefix, _, digits = scope.partition(":")
     if prefix != "depth" or not digits.isdecimal() or int(digits) < 1:
-        raise FormulationError(f"unknown scope '{scope}': say auto, depth:D (D >= 1), forward or full")
+        raise FormulationError(f"unknown scope '{scope}': give auto, depth:D (D >= 1), forward or full")
     return int(digits)
 
 
 def scope_name(scope: str) -> str:
-    """The name of a scope in results: `depth:8` is `depth<=8`."""
+    """Return the name of a scope in results: `depth<=8` for `depth:8`."""
     return scope.replace("depth:", "depth<=")
 
 
 def scope_option(name: str) -> str:
-    """The name in options of a result's scope: `depth<=8` is `depth:8`."""
+    """Return the option for a result's scope: `depth:8` for `depth<=8`."""
     return name.replace("depth<=", "depth:")
 
 
 def kind_words(scope: str) -> str:
-    """The schedules that a scope of a result holds, in words behind "with"."""
+    """Return the schedules of a result's scope in words, to follow "with"."""
     if scope.startswith("depth<="):
         depth = scope.removeprefix("depth<=")
         if depth == "0":
@@ -46,7 +46,7 @@ def kind_words(scope: str) -> str:
 
 
 def proven_words(scope: str) -> str:
-    """The same schedules where something is proven of all of them: a row computes each operator once."""
+    """Return the words of `kind_words` for a proof, which covers rows that compute each operator once."""
     words = kind_words(scope)
     if scope == "full":
         return f"{words}, once before each other"

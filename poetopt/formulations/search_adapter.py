@@ -1,6 +1,6 @@
-"""What a search asks of a formulation: schedules and points for each other, scopes, and what one result says of others.
+"""Functions that a search needs from a formulation: conversions between schedules and points, scopes, and cuts.
 
-The search knows no formulation; each fills these once.
+The search knows no formulation. Each formulation fills one `SearchAdapter`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from poetopt.formulations.language import Formulation
 
 Values = list[tuple[Any, Floats]]
-"""Variables, and the values of their entries."""
+"""Variables with the values of their entries."""
 
 
 class NoGood(Protocol):
-    """See `SearchAdapter.no_good`."""
+    """Function that makes the row of `SearchAdapter.no_good`."""
 
     def __call__(self, model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row: ...
 
@@ -33,37 +33,39 @@ def _full_alone(problem: Problem, limits: Limits, paging: bool, remat: bool) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class SearchAdapter:
-    """How a search goes through the models of a formulation.
+    """Functions with which a search works on the models of a formulation.
 
+    Attributes
+    ----------
     schedule
         (model, integral point) -> the schedule that the point stands for.
     values
-        (model, schedule) -> a point of the model for the schedule, as a warm start; None where the schedule has a
+        (model, schedule) -> a point of the model for the schedule, as a warm start. None if the schedule has a
         decision that the space lacks.
     stages
         model -> for each integer variable, the stage of each of its entries.
     fractional
         (model, point of the relaxation) -> the share of each decision.
     scopes
-        (problem, limits, paging, remat) -> the scopes that `auto` goes through, each within the next; the last one is
-        where it ends. One alone where there are no others.
+        (problem, limits, paging, remat) -> the scopes that `auto` searches, each within the next, the widest last. A
+        formulation without scopes returns a single one.
     scope_difference
         Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> a row that
-        only schedules with a decision that the inner scope lacks satisfy: what was proven inside isn't searched again.
-        A row without variables says that there is no such decision, so that the inner proof is all. None says that
-        there is no such row: all of the scope is searched.
+        only schedules with a decision outside the inner scope satisfy, so that the search skips what is proven inside.
+        A row without variables means that no such decision exists: the inner proof covers everything. None means that
+        no such row exists: the search covers the whole scope.
     streaming_difference
-        Optional: (model, an inner scope, the blocks whose lazy constraints the inner proof may rest on) -> likewise,
-        where what is proven of the inner scope is of plain runs alone, of all operators that fit the budget plain.
+        Optional: the arguments and result of `scope_difference`, for an inner proof in which all operators that fit the
+        budget without streaming run without streaming.
     no_good
         Optional: (model, a schedule, its values, late) -> a row that the schedule breaks and every other one
-        satisfies. Where the schedule has no plan in time (`late`), only those that have one must satisfy the row.
+        satisfies. If the schedule has no plan in time (`late`), only schedules with such a plan must satisfy the row.
     thrift
-        Optional, with `no_good`: model -> the rows of points that waste nothing. They are added before the first
-        schedule is left out, so that no other point stands for it.
+        Optional, with `no_good`: model -> the rows that only points without waste satisfy. The search adds them before
+        it excludes the first schedule, so that no second point stands for that schedule.
     outer
-        Optional: a relaxation with a point for each plan at all, those that are no points of this one's included. Where
-        it has none, no plan exists.
+        Optional: a relaxation with a point for every plan, also for plans that are no points of this formulation. If it
+        is infeasible, no plan exists.
     """
 
     schedule: Callable[[Any, PointLike], Schedule]

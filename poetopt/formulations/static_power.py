@@ -1,19 +1,19 @@
-r"""Block `static_power`: what the device draws merely by being on, for as long as the step takes.
+r"""Block `static_power`: idle power of the device for the whole step.
 
 $$ E = P\, l, \qquad l \ge \text{makespan} - \Psi $$
 
-so that the objective is the energy of computes and transfers plus idle power times makespan, above one pass.
-The paper's energy has no such term: waiting costs nothing there. With it a schedule that pages on a
-slow card pays for its waits, and recomputation becomes dearer by the seconds that it takes.
+The objective is then the energy of computes and transfers plus idle power times makespan, above one pass.
+The paper's energy has no such term, so waiting costs nothing there. With this block a schedule that pages on a
+slow card pays for its waits, and a recomputation also pays for its seconds.
 
 | symbol | attribute | unit | meaning                                          |
 |--------|-----------|------|--------------------------------------------------|
-| $P$    | -         | W    | power that is drawn whatever the device does     |
+| $P$    | -         | W    | power that the device draws in any state         |
 | $l$    | `late`    | s    | makespan above one pass (see `lateness`)         |
 | $\Psi$ | -         | s    | one compute of each operator                     |
 
-A simulated plan pays for its exact makespan. On a device with DMA the model's is a lower bound of it, so that a
-gap may stay open where transfers don't hide; without DMA both agree.
+A simulated plan pays for its exact makespan. On a device with DMA the makespan of the model is a lower bound, so a
+gap may stay open if transfers don't hide. Without DMA both agree.
 """
 
 from __future__ import annotations
@@ -49,9 +49,15 @@ def _base_j(problem: Problem, baseline_j: float, *, power_w: float) -> float:
 
 
 def static_power(power_w: float) -> Block:
-    """The block for a device that draws `power_w` watts in idle. Raises FormulationError unless they are positive."""
+    """Return a block for a device that draws `power_w` watts in idle.
+
+    Raises
+    ------
+    FormulationError
+        `power_w` is not a positive finite number.
+    """
     if not is_figure(power_w, positive=True):
-        raise FormulationError(f"static_power: {power_w!r} W is no idle power; give a positive number of watts")
+        raise FormulationError(f"static_power: power_w is {power_w!r}; give a positive number of watts")
     return Block(
         "static_power",
         functools.partial(_build, power_w=power_w),
@@ -59,7 +65,7 @@ def static_power(power_w: float) -> Block:
         restricts=False,
         adds_j=functools.partial(_adds_j, power_w=power_w),
         base_j=functools.partial(_base_j, power_w=power_w),
-        transfer_times=False,  # the makespan's: a sum, or with DMA of the order that the planner finds
+        transfer_times=False,  # the makespan is a sum, or with DMA depends on the planner's own order
         says=f"idle power of {show_watts(power_w)} for the whole step",
     )
 

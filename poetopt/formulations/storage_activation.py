@@ -1,28 +1,28 @@
-r"""Block `storage_activation`: powering the storage on costs energy, once for each run of transfers without a pause.
+r"""Block `storage_activation`: energy of powering the storage on, once for each run of transfers without a pause.
 
-Gap c is the time before stage c's own operator and after the one before it that takes any time. With $w_c$ the runs
-that begin in gap c, without DMA a run lies in one gap, and for every page-in
+Gap c is the time between stage c's own operator and the last operator before it that takes any time. Let $w_c$ be the
+number of runs that begin in gap c. Without DMA a run lies in one gap, and for every page-in
 
 $$ \sum_{c \in (a, q]} w_c \ge p_{i,q}, \qquad \sum_{c \in (g(i), q]} w_c \ge 2\, p_{i,q}, \qquad E = W \sum_c w_c $$
 
-where $p_{i,q}$ is the page-in of i in stage q (`decisions`) and a the last real use of i before it: the page-in comes
-after it, the page-out after the operator g(i) that writes i, and what goes out and comes back in one run was never
-away (where some operator takes no time it may have been, so that there the 2 is a 1). With DMA a run may go on beside
-operators: with $b_c$ that the channel was busy all through the operator before gap c,
+where $p_{i,q}$ is the page-in of i in stage q (`decisions`) and a the last real use of i before it. The page-in comes
+after a, and the page-out after the operator g(i) that writes i. A tensor that goes out and comes back in one run was
+never away. (If some operator takes no time it may have been, so the 2 is then a 1.) With DMA a run may continue during
+operators. Let $b_c$ say that the channel was busy all through the operator before gap c:
 
 $$ \sum_{c \in (a, q]} (w_c + b_c) \ge p_{i,q}, \qquad \sum_c w_c \ge p_{i,q}, \qquad \sum_c \Psi_c b_c \le X. $$
 
 | symbol  | attribute | unit | meaning                                                     |
 |---------|-----------|------|-------------------------------------------------------------|
 | $w_c$   | `w`       | -    | runs of transfers that begin in gap c                       |
-| $b_c$   | `b`       | -    | a run goes on beside the operator before gap c (DMA)        |
+| $b_c$   | `b`       | -    | a run continues during the operator before gap c (DMA)      |
 | W       | -         | J    | energy of waking the storage (`Problem.wake_j`)             |
 
-The rows are necessary, whenever tensors are written: they say only that a page-out comes after g(i). What they leave
-out (the room that transfers take while they wait for company, and recomputes that split a gap) the simulator charges.
-Both w and b need no integrality: without DMA the rows are intervals.
+The rows are necessary whenever tensors are written, as they assume only that a page-out comes after g(i). They leave
+out the RAM of transfers that wait for others, and recomputes that split a gap; the simulator charges for both. Neither
+w nor b needs integrality: without DMA the rows are intervals.
 
-Source: section 5.5 of the paper, which has the energy of powering the storage on dominate.
+Source: section 5.5 of the paper, in which the energy of powering the storage on dominates.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _build(block: PyomoBlock) -> None:
         if duration > 0:
             before_s[gap_of[stage + 1]] = duration
     back = page_ins(model)
-    block.w = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 2))  # no row asks for more
+    block.w = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 2))  # no row requires more
     block.b = pyo.Var(pyo.RangeSet(0, count - 1), bounds=(0, 1))
     w, b = list(block.w.values()), list(block.b.values())
     for c in range(count):
@@ -64,7 +64,7 @@ def _build(block: PyomoBlock) -> None:
 
     def both(i: int, stage: int) -> PyomoRow:
         if problem.tensors[i].stored:
-            return pyo.Constraint.Skip  # its page-out comes after its update, if there is one
+            return pyo.Constraint.Skip  # its page-out, if any, comes after its update
         first = 0 if problem.dma else gap_of[problem.tensors[i].producer + 1]
         return sum(w[c] for c in range(first, gap_of[stage] + 1)) >= twice * p[i, stage]
 
@@ -82,14 +82,14 @@ def _build(block: PyomoBlock) -> None:
 
 
 def _last_real_use(problem: Problem, i: int, stage: int) -> int:
-    """The last stage before `stage` whose own operator reads tensor i: at least that of its producer."""
+    """Return the last stage before `stage` whose own operator reads tensor i, or else that of its producer."""
     readers = problem.readers[i]
     place = bisect.bisect_left(readers, stage)
     return readers[place - 1] if place else problem.tensors[i].producer
 
 
 def _needed(space: Space) -> bool:
-    # a run of transfers may begin with a streamed compute, whose wakings only the simulator counts
+    # a run of transfers may begin with a streamed compute, whose power-ons only the simulator counts
     return space.paging and space.problem.wake_j > 0 and not getattr(space, "streams", ())
 
 

@@ -8,8 +8,8 @@ $$ \sum_k g_k \le \varepsilon $$
 |---------------|-----------|------|-----------------------------------------------------|
 | $\varepsilon$ | -         | -    | the most, above one pass, in the unit of the goal   |
 
-Of the makespan it is $l \le \varepsilon$, with the rows of `lateness`. Together with `least`, which says what is
-minimised instead of energy, it makes the problems of a front: the least of one goal for each bound on another.
+For the makespan the row is $l \le \varepsilon$, with the rows of `lateness`. Together with `least`, which sets the
+goal, it makes the problems of a Pareto front: the minimum of one goal for each bound on another.
 
 Source: Haimes, Lasdon and Wismer 1971; Chankong and Haimes 1983.
 """
@@ -43,21 +43,27 @@ def _build(block: PyomoBlock, *, goal: Goal, most: float) -> None:
 
 
 def _refuses(trial: Trial, *, goal: Goal, most: float) -> str | None:
-    found = goal.value(trial)
-    if found <= most * (1 + TOLERANCE):
+    amount = goal.value(trial)
+    if amount <= most * (1 + TOLERANCE):
         return None
     return (
-        f"the plan takes {goal.name} of {show_amount(found, goal.unit)} above one pass, more than the "
-        f"{show_amount(most, goal.unit)} that it may"
+        f"the plan takes {goal.name} of {show_amount(amount, goal.unit)} above one pass, more than the limit of "
+        f"{show_amount(most, goal.unit)}"
     )
 
 
 def within(goal: Goal, most: float) -> Block:
-    """The block for a step whose `goal` is at most `most` above one pass. Raises FormulationError for what is none."""
+    """Return a block that limits the `goal` of a step to `most` above one pass.
+
+    Raises
+    ------
+    FormulationError
+        `goal` is no Goal, or `most` is not a finite number of at least 0.
+    """
     if not isinstance(goal, Goal):
-        raise FormulationError(f"within: {goal!r} is no Goal; give one, such as ENERGY of poetopt.formulations.goal")
+        raise FormulationError(f"within: {goal!r} is no Goal; give one, such as poetopt.formulations.goal.ENERGY")
     if not is_figure(most):
-        raise FormulationError(f"within: {most!r} is no bound above one pass; give a number from 0 on")
+        raise FormulationError(f"within: the bound is {most!r}; give a number from 0 on")
     return Block(
         "within",
         functools.partial(_build, goal=goal, most=most),
@@ -75,9 +81,9 @@ def _least(block: PyomoBlock, *, goal: Goal) -> None:
 
 
 def least(goal: Goal) -> Block:
-    """The block that says what is minimised. For energy none is needed. Raises FormulationError for what is no goal."""
+    """Return a block that sets the goal (energy needs none). Raises FormulationError if `goal` is no Goal."""
     if not isinstance(goal, Goal):
-        raise FormulationError(f"least: {goal!r} is no Goal; give one, such as TIME of poetopt.formulations.goal")
+        raise FormulationError(f"least: {goal!r} is no Goal; give one, such as poetopt.formulations.goal.TIME")
     return Block(
         "least",
         functools.partial(_least, goal=goal),

@@ -56,5 +56,5 @@ def test_formulations_lists_all_and_shows_each(capsys: pytest.CaptureFixture[str
             assert "\\begin" not in shown.out
     power = next(entry for entry in document if entry["name"] == "static-power")
     assert {"symbol": "P", "attribute": "-", "unit": "W",
-            "meaning": "power that is drawn whatever the device does"} in (power["blocks"][0]["symbols"])  # fmt: skip
+            "meaning": "power that the device draws in any state"} in (power["blocks"][0]["symbols"])  # fmt: skip
     run("formulations", "--show", "retension").assert_one_message("unknown formulation or block 'retension'", code=2)

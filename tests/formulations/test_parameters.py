@@ -165,7 +165,7 @@ def test_data_that_lack_something_are_refused_by_name(tmp_path: Path) -> None:
     model = po.formulations.poet.from_data()
     with pytest.raises(FormulationError, match="the data lack compute_s of 'b1'"):
         model.create_instance(str(tmp_path / "step.dat"))
-    with pytest.raises(FormulationError, match=r"the data can't be loaded: .*; see `data_of`"):
+    with pytest.raises(FormulationError, match=r"the data can't be loaded: .*; `data_of`"):
         model.create_instance(str(tmp_path / "none.dat"))
     model.wrong = pyo.Constraint(rule=lambda m: m.decisions.R[99, 99] == 1)
     (tmp_path / "step.dat").write_text(STEP, encoding="utf-8")

@@ -43,7 +43,7 @@ def test_rows_hold_at_every_valid_schedule(seed: int, monkeypatch: pytest.Monkey
     Of every third problem with the windows of a large space.
     """
     if seed % 3 == 0:
-        monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "LARGE", 0)
+        monkeypatch.setattr(import_module("poetopt.formulations.retention.chain_cuts"), "MANY_POINTS", 0)
     rng = random.Random(seed)
     problem = random_problem(rng, operators=rng.randint(4, 8), training=seed % 2 == 0)
     schedules = {Schedule()}

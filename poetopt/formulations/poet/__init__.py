@@ -1,9 +1,9 @@
 """`poet`: Algorithm 1 of the paper, generalised to operators with several outputs.
 
-Stages x tensors matrices of R, S_ram, S_aux, M_in and M_out. It keeps the paper's rules, which are a
-little stricter than what a plan may do: a tensor that a stage doesn't read stays until the stage ends,
-and a tensor can be written out only when a stage begins, a parameter also right after its update. Exact, and slow: it
-is here to compare with, and to be changed.
+R, S_ram, S_aux, M_in and M_out are matrices of stages x operators or tensors. The formulation keeps the paper's rules,
+which are a little stricter than those of a plan. A tensor that a stage doesn't read stays until the stage ends. A
+tensor is written out only when a stage begins, and a parameter also right after its update. The formulation is exact
+and slow. It exists for comparisons and for experiments.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from poetopt.plan.schedule import FractionalSchedule, Schedule
 Pairs = list[tuple[int, int]]
 
 
-def _ones(point: PointLike, variable: Any) -> Pairs:
-    """The indices at which a binary is 1."""
+def _indices_of_ones(point: PointLike, variable: Any) -> Pairs:
+    """Return the indices at which a binary variable is 1."""
     return [at for at, value in zip(variable, point[variable].tolist(), strict=True) if value > 0.5]
 
 
@@ -45,39 +45,41 @@ def _indicator(variable: Any, ones: set[tuple[int, int]]) -> tuple[Any, Floats]:
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
     space: PoetSpace = model.space
-    recomputes = {(t, j) for t, j in _ones(point, model.decisions.R) if t != j}
+    recomputes = {(t, j) for t, j in _indices_of_ones(point, model.decisions.R) if t != j}
     page_ins: set[tuple[int, int]] = set()
     page_outs: dict[int, int] = {}
     if space.paging:
-        resident = set(_ones(point, model.decisions.S_ram))
-        for t, i in _ones(point, model.decisions.M_in):
+        resident = set(_indices_of_ones(point, model.decisions.S_ram))
+        for t, i in _indices_of_ones(point, model.decisions.M_in):
             stage = space.arrives(t, i)
             if stage is not None and (t + 1, i) in resident and (t, i) not in resident:
-                page_ins.add((stage, i))  # else one that costs nothing, for nothing
-        back = {i for _, i in page_ins if not space.problem.tensors[i].stored}  # those are written after their update
-        for t, i in _ones(point, model.decisions.M_out):
-            if i in back:
+                page_ins.add((stage, i))  # any other page-in has no use and no cost
+        returning = {
+            i for _, i in page_ins if not space.problem.tensors[i].stored
+        }  # stored tensors are written after their update
+        for t, i in _indices_of_ones(point, model.decisions.M_out):
+            if i in returning:
                 page_outs.setdefault(i, t)  # its copy stays valid
     return Schedule.written(space.problem, recomputes, page_ins, [(t, i) for i, t in page_outs.items()])
 
 
 def _values(model: Any, schedule: Schedule) -> Values | None:
-    """R and M_in are enough of a start, with M_out where a schedule says when: the solver completes it, or drops it."""
+    """Return R and M_in of a start, and M_out if the schedule has page-out stages; the solver completes the rest."""
     space: PoetSpace = model.space
     values = [_indicator(model.decisions.R, {(t, t) for t in model.stages} | set(schedule.recomputes))]
     if space.paging:
-        back = [space.paged_in(stage, tensor) for stage, tensor in schedule.page_ins]
-        outs = _page_outs(space, schedule) if schedule.page_outs else []
-        if None in back or any(at not in model.residences for at in outs):
+        residences = [space.paged_in(stage, tensor) for stage, tensor in schedule.page_ins]
+        page_outs = _page_outs(space, schedule) if schedule.page_outs else []
+        if None in residences or any(at not in model.residences for at in page_outs):
             return None
-        values.append(_indicator(model.decisions.M_in, {at for at in back if at is not None}))
-        if outs:
-            values.append(_indicator(model.decisions.M_out, set(outs)))
+        values.append(_indicator(model.decisions.M_in, {at for at in residences if at is not None}))
+        if page_outs:
+            values.append(_indicator(model.decisions.M_out, set(page_outs)))
     return values
 
 
 def _page_outs(space: PoetSpace, schedule: Schedule) -> Pairs:
-    """(stage, tensor) of the first page-out of each tensor that comes back, those that go without saying included."""
+    """Return (stage, tensor) of the first page-out of each tensor that comes back, default page-outs included."""
     first = {i: space.problem.written_in(i) for _, i in schedule.page_ins if not space.problem.tensors[i].stored}
     for stage, i in sorted(schedule.page_outs, reverse=True):
         if i in first:
@@ -85,19 +87,19 @@ def _page_outs(space: PoetSpace, schedule: Schedule) -> Pairs:
     return [(stage, i) for i, stage in sorted(first.items())]
 
 
-def _binaries(model: Any) -> list[tuple[str, Any]]:
-    """Those over the residences, by the paper's symbol; R is none of them."""
-    found = [("S_ram", model.decisions.S_ram)]
+def _residence_variables(model: Any) -> list[tuple[str, Any]]:
+    """Return the binary variables over the residences by the paper's symbol: all but R."""
+    variables = [("S_ram", model.decisions.S_ram)]
     if model.space.paging:
-        found += [(symbol, model.decisions.component(symbol)) for symbol in ("S_aux", "M_in", "M_out")]
-    return found
+        variables += [(symbol, model.decisions.component(symbol)) for symbol in ("S_aux", "M_in", "M_out")]
+    return variables
 
 
 def _stages(model: Any) -> list[tuple[Any, Ints]]:
     end = len(model.space.problem.operators) - 1
     residences = np.array([min(t, end) for t, _ in model.residences], dtype=np.int64)
     computes = np.array([t for t, _ in model.computes], dtype=np.int64)
-    return [(model.decisions.R, computes), *((variable, residences) for _, variable in _binaries(model))]
+    return [(model.decisions.R, computes), *((variable, residences) for _, variable in _residence_variables(model))]
 
 
 def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
@@ -114,13 +116,13 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
 
 
 def _no_good(model: Any, schedule: Schedule, values: Values, *, late: bool) -> Row:
-    """Leaves out the values of R and M_in with these first page-outs: nothing that was refused comes back."""
+    """Return the row that excludes these values of R and M_in together with these first page-outs."""
     space: PoetSpace = model.space
     signs: list[tuple[Any, float]] = []
     for variable, array in values:
         if not space.paging or variable is not model.decisions.M_out:
             pairs = zip(variable.values(), array.tolist(), strict=True)
-            # what is fixed is no column of the model
+            # a fixed variable is no column of the model
             signs += [(one, -1.0 if value > 0.5 else 1.0) for one, value in pairs if not one.fixed]
     for stage, i in _page_outs(space, schedule) if space.paging else ():
         for t in range(space.problem.tensors[i].first_stage, stage + 1):
@@ -151,7 +153,7 @@ poet = Formulation(
         schedule=_schedule, values=_values, stages=_stages, fractional=_fractional, no_good=_no_good, thrift=thrift
     ),
     sets=SETS,
-    numbers=("storage_activation",),
+    fixed_costs=("storage_activation",),
     strict=True,
     simulated=tuple(block.name for block in BLOCKS),
 )

@@ -1,4 +1,4 @@
-"""The blocks of Algorithm 1, one rule an equation, indexed as in the paper: stage t, operators j and k, tensor i."""
+"""Blocks of Algorithm 1, one rule for each equation, indexed as in the paper: stage t, operators j and k, tensor i."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SKIP = pyo.Constraint.Skip
 
 
 def _entries(*variables: Any) -> tuple[dict[Any, Any], ...]:
-    """Each variable's entries by index: Pyomo looks them up more slowly."""
+    """Return each variable's entries as a dict by index, because Pyomo's own lookups are slower."""
     return tuple(dict(variable.items()) for variable in variables)
 
 
 def _staged(variable: Any, stages: dict[tuple[int, int], int]) -> Decisions:
-    """The entries at some (t, what) as decisions in the stage that is given for each."""
+    """Return the entries at the keys of `stages` as decisions in the stages that it maps them to."""
     rows = [(x, stages[at], at[1]) for x, at in enumerate(variable) if at in stages]
     return Decisions(variable, *np.array(rows, dtype=np.int64).reshape(-1, 3).T)
 
 
 def _decisions(block: PyomoBlock) -> None:
-    r"""Block `decisions`: what runs in each stage, what is where when it begins, and what moves meanwhile.
+    r"""Block `decisions`: computes, residences and transfers of each stage.
 
     | symbol           | attribute | unit | meaning                                       |
     |------------------|-----------|------|-----------------------------------------------|
@@ -39,7 +39,7 @@ def _decisions(block: PyomoBlock) -> None:
     | $M^{in}_{t,i}$   | `M_in`    | -    | tensor i is paged in during stage t           |
     | $M^{out}_{t,i}$  | `M_out`   | -    | tensor i is paged out at the start of stage t |
 
-    Where it begins and ends, with g(i) the operator that writes tensor i (-1: none, it is there when the step begins):
+    Boundary values, with g(i) the operator that writes tensor i (-1: none, it is there when the step begins):
 
     $$ \begin{aligned}
        R_{t,t} &= 1 \\
@@ -48,9 +48,9 @@ def _decisions(block: PyomoBlock) -> None:
        M^{in}_{T,i} &= M^{out}_{T,i} = 0 && \text{after the last of T stages}
        \end{aligned} $$
 
-    The rows on S don't hold of what `parameters` has. Without paging there is no $S^{aux}$, $M^{in}$ or $M^{out}$.
+    The rows on S exclude the tensors of `parameters`. Without paging there is no $S^{aux}$, $M^{in}$ or $M^{out}$.
 
-    Source: the paper, Algorithm 1 and section 5.1; several outputs an operator are ours.
+    Source: the paper, Algorithm 1 and section 5.1. Operators with several outputs are an extension of poetopt.
     """
     model = block.model()
     space: PoetSpace = model.space
@@ -75,7 +75,7 @@ def _decisions(block: PyomoBlock) -> None:
 
 
 def _rematerialization(block: PyomoBlock) -> None:
-    r"""Block `rematerialization`: what is read was made or kept, and what is kept was there.
+    r"""Block `rematerialization`: an operator reads tensors that were made or kept, and a kept tensor was there before.
 
     $$ \begin{aligned}
        R_{t,j} &\le R_{t,g(i)} + S^{ram}_{t,i}     && i \text{ an input of } j \quad \text{(1b)} \\
@@ -83,8 +83,8 @@ def _rematerialization(block: PyomoBlock) -> None:
        S^{ram}_{t,i} &\le R_{t-1,g(i)}             && t = g(i) + 1
        \end{aligned} $$
 
-    $R_{t,g(i)}$ is 0 where g(i) can't run in stage t, as nothing writes what is there when the step begins; without
-    paging $M^{in}$ is 0.
+    $R_{t,g(i)}$ is 0 if g(i) can't run in stage t or doesn't exist, as for a tensor that is there when the step begins.
+    Without paging $M^{in}$ is 0.
 
     Source: the paper, Algorithm 1.
     """
@@ -94,7 +94,7 @@ def _rematerialization(block: PyomoBlock) -> None:
     g = [tensor.producer for tensor in tensors]
 
     def made(t: int, i: int) -> Any:
-        return R.get((t, g[i]), 0.0)  # 0 where g(i) can't run in stage t
+        return R.get((t, g[i]), 0.0)  # 0 if g(i) can't run in stage t
 
     def came(t: int, i: int) -> Any:
         return M_in[t, i] if model.space.paging else 0.0
@@ -107,17 +107,17 @@ def _rematerialization(block: PyomoBlock) -> None:
     block.dependence = equation(
         block.reads,
         lambda t, j, i: R[t, j] <= made(t, i) + S_ram[t, i],
-        "(1b) what an operator reads is made in its stage or resident",
+        "(1b) an input of an operator is made in its stage or resident",
     )
     block.continuity = equation(
         model.continuations,
         lambda t, i: S_ram[t, i] <= made(t - 1, i) + S_ram[t - 1, i] + came(t - 1, i),
-        "(1c) what is resident was made, kept or paged in",
+        "(1c) a resident tensor was made, kept or paged in",
     )
     block.beginning = equation(
         model.beginnings,
         lambda t, i: S_ram[t, i] <= R[t - 1, g[i]] if t else SKIP,
-        "(1c) what is resident right after its first compute was made",
+        "(1c) a tensor that is resident right after its first compute was made",
     )
     again = [(t, j) for t, j in model.computes if t != j]
     compute_s = figures(model, "compute_s")
@@ -125,7 +125,7 @@ def _rematerialization(block: PyomoBlock) -> None:
 
 
 def _paging(block: PyomoBlock) -> None:
-    r"""Block `paging`: what is on storage, and what moves between storage and RAM.
+    r"""Block `paging`: tensors on storage, and transfers between storage and RAM.
 
     $$ \begin{aligned}
        S^{aux}_{t,i} &\le S^{aux}_{t-1,i} + M^{out}_{t-1,i}      && t > g(i) + 1 \quad \text{(1d)} \\
@@ -133,8 +133,7 @@ def _paging(block: PyomoBlock) -> None:
        M^{out}_{t,i} &\le S^{ram}_{t,i}                         && \text{(1f)}
        \end{aligned} $$
 
-    A tensor written out in stage t is on storage from t+1 on; one paged in during stage t is in RAM when
-    t+1 begins.
+    A tensor written out in stage t is on storage from t+1 on. One paged in during stage t is in RAM when t+1 begins.
 
     Source: the paper, Algorithm 1.
     """
@@ -146,15 +145,17 @@ def _paging(block: PyomoBlock) -> None:
 
     def on_storage(t: int, i: int) -> PyomoRow:
         if space.frozen(i) or (tensors[i].updated and t == tensors[i].updated_by + 1):
-            return SKIP  # see `parameters`
+            return SKIP  # the rows of `parameters` hold instead
         return S_aux[t, i] <= S_aux[t - 1, i] + M_out[t - 1, i]
 
-    block.on_storage = equation(model.continuations, on_storage, "(1d) what is on storage was there or was written out")
+    block.on_storage = equation(
+        model.continuations, on_storage, "(1d) a tensor on storage was there or was written out"
+    )
     block.from_storage = equation(
-        residences, lambda t, i: M_in[t, i] <= S_aux[t, i], "(1e) what is paged in is on storage"
+        residences, lambda t, i: M_in[t, i] <= S_aux[t, i], "(1e) a tensor that is paged in is on storage"
     )
     block.out_of_ram = equation(
-        residences, lambda t, i: M_out[t, i] <= S_ram[t, i], "(1f) what is written out is in RAM"
+        residences, lambda t, i: M_out[t, i] <= S_ram[t, i], "(1f) a tensor that is written out is in RAM"
     )
     in_s, out_s = figures(model, "page_in_s"), figures(model, "page_out_s")
     block.transfer_s = total(
@@ -164,7 +165,7 @@ def _paging(block: PyomoBlock) -> None:
     parts = space.problem.parts
     block.written_bytes = total((float(parts * tensors[i].nbytes), M_out[t, i]) for t, i in residences)
     back = {(t, i): stage for t, i in residences if (stage := space.arrives(t, i)) is not None}
-    out = {  # right after the update: as the next stage begins
+    out = {  # a page-out right after the update counts when the next stage begins
         (t, i): t + (tensors[i].stored and t == tensors[i].updated_by)
         for t, i in residences
         if not space.unwritten(t, i)
@@ -173,10 +174,10 @@ def _paging(block: PyomoBlock) -> None:
 
 
 def _parameters(block: PyomoBlock) -> None:
-    r"""Block `parameters`: where a parameter is whose home is storage, from one step to the next.
+    r"""Block `parameters`: RAM or storage, from one step to the next, for a parameter whose home is storage.
 
-    Parameter w, which operator u updates if it is trained, is where the step begins in the places where it is as the
-    step ends, after the last of its T stages, and it is in one of the two:
+    Let operator u update parameter w, if w is trained. When the step begins, w is in the same places as when the step
+    ends, after the last of its T stages. It is in at least one of the two places:
 
     $$ \begin{aligned}
        S^{ram}_{0,w} &= S^{ram}_{T,w}, \quad S^{aux}_{0,w} = S^{aux}_{T,w}, \quad S^{aux}_{T,w} + S^{ram}_{T,w} \ge 1 \\
@@ -184,8 +185,8 @@ def _parameters(block: PyomoBlock) -> None:
        S^{aux}_{t,w} &= 1, \quad M^{out}_{t,w} = 0            && \text{w is frozen}
        \end{aligned} $$
 
-    So $M^{out}_{u,w}$ writes what u has just made, which u holds in RAM; a page-in during the last stage is for the
-    first one of the next step. No R of a reader exists after its update.
+    So $M^{out}_{u,w}$ writes the new value, which u holds in RAM. A page-in during the last stage serves the first
+    stage of the next step. No R of a reader exists after its update.
     """
     model = block.model()
     space: PoetSpace = model.space
@@ -195,7 +196,7 @@ def _parameters(block: PyomoBlock) -> None:
     block.repeat = equation(
         space.lasting,
         lambda i: S_ram[0, i] == S_ram[T, i],
-        "a parameter is in RAM as a step begins where the last left it",
+        "a parameter is in RAM when a step begins if it was when the last step ended",
     )
     if not space.paging:
         return
@@ -213,21 +214,21 @@ def _parameters(block: PyomoBlock) -> None:
     block.again = equation(
         space.lasting,
         lambda i: S_aux[0, i] == S_aux[T, i],
-        "a parameter is on storage as a step begins where the last left it",
+        "a parameter is on storage when a step begins if it was when the last step ended",
     )
     block.written_back = equation(
         [i for i in space.lasting if tensors[i].updated],
         lambda i: S_aux[tensors[i].updated_by + 1, i] <= M_out[tensors[i].updated_by, i],
-        "a trained parameter is on storage behind its update where that was written out",
+        "a trained parameter is on storage after its update if the update was written out",
     )
 
 
 def _capacity(block: PyomoBlock) -> None:
-    r"""Block `capacity`: what is ever written out fits the storage, whose blocks may not do for all.
+    r"""Block `capacity`: all tensors that are ever written out fit the storage together.
 
     $$ M^{out}_{t,i} \le W_i, \quad \textstyle\sum_i b_i W_i \le C $$
 
-    Of a parameter whose home is storage it is $S^{aux}_{t,i} \le W_i$.
+    For a parameter whose home is storage the first row is $S^{aux}_{t,i} \le W_i$.
 
     | symbol | attribute | unit | meaning                                                                          |
     |--------|-----------|------|----------------------------------------------------------------------------------|
@@ -242,19 +243,19 @@ def _capacity(block: PyomoBlock) -> None:
     block.ever_written = equation(
         model.residences,
         lambda t, i: (S_aux if i in space.lasting else M_out)[t, i] <= block.W[i],
-        "what is written out is ever written out",
+        "W is 1 for a tensor that is written out in any stage",
     )
     block.storage = pyo.Constraint(
         rule=lambda _: fits_storage(model, space.residents, list(block.W.values())),
-        doc="what the storage holds",
+        doc="the written tensors fit the storage",
     )
 
 
 def _memory(block: PyomoBlock) -> None:
-    r"""Block `memory`: the memory in use after each operator of each stage, with what it frees.
+    r"""Block `memory`: memory in use at each operator of each stage, and the tensors that it frees.
 
-    With $A_{t,i}$ the buffer that a (re)compute of g(i) newly allocates for output i (one already in RAM is
-    overwritten in place):
+    With $A_{t,i}$ the buffer that a (re)compute of g(i) newly allocates for output i (an output that is already in RAM
+    is overwritten in place):
 
     $$ \begin{aligned}
        U_{t,0} &= \textstyle\sum_i m_i S^{ram}_{t,i} + \sum_{i \in out(0)} m_i A_{t,i} \\
@@ -264,9 +265,9 @@ def _memory(block: PyomoBlock) -> None:
        A_{t,i} &\ge R_{t,g(i)} - S^{ram}_{t,i}
        \end{aligned} $$
 
-    FREE exists for the inputs and outputs of k, and is 1 where k is the last in the stage to need i. It is
-    continuous: freeing never hurts, so it takes the least of its bounds, which is 0 or 1. A tensor that is in
-    RAM and that nothing in the stage reads stays until the stage ends.
+    FREE exists for the inputs and outputs of k, and is 1 if k is the last operator in the stage that needs i. It is
+    continuous: freeing never hurts, so it takes the least of its bounds, which is 0 or 1. A tensor that is in RAM and
+    that nothing in the stage reads stays until the stage ends.
 
     | symbol           | attribute | unit          | meaning                                         |
     |------------------|-----------|---------------|-------------------------------------------------|
@@ -274,7 +275,7 @@ def _memory(block: PyomoBlock) -> None:
     | $FREE_{t,i,k}$   | `FREE`    | -             | tensor i is freed after operator k in stage t   |
     | $A_{t,i}$        | `A`       | -             | output i takes a new buffer in stage t          |
     | $m_i$            | `m`       | `memory_unit` | size of tensor i                                |
-    | $w_k$            | `w`       | `memory_unit` | what operator k takes beside its tensors        |
+    | $w_k$            | `w`       | `memory_unit` | memory of operator k besides its tensors        |
 
     Source: Checkmate (Jain et al. 2020), equations 2 and 3, with the product of FREE linearised factor by factor.
     """
@@ -325,31 +326,35 @@ def _memory(block: PyomoBlock) -> None:
         lambda t, i: A[t, i] >= (R[t, g[i]] - S_ram[t, i] if t > g[i] else R[t, t]),
         "an output that isn't resident takes a new buffer",
     )
-    block.freed = equation(block.frees, lambda t, i, k: FREE[t, i, k] <= R[t, k], "what is freed was in use")
+    block.freed = equation(
+        block.frees, lambda t, i, k: FREE[t, i, k] <= R[t, k], "a tensor is freed only where an operator used it"
+    )
     block.not_kept = equation(
         block.frees,
         lambda t, i, k: FREE[t, i, k] <= 1 - S_ram[t + 1, i] if (t + 1, i) in model.residences else SKIP,
-        "what is freed isn't kept",
+        "a freed tensor isn't kept",
     )
     block.not_read = equation(
-        block.hazards, lambda t, i, k, j: FREE[t, i, k] <= 1 - R[t, j], "what is freed isn't read later in the stage"
+        block.hazards, lambda t, i, k, j: FREE[t, i, k] <= 1 - R[t, j], "a freed tensor isn't read later in the stage"
     )
 
     def usage(t: int, k: int) -> PyomoRow:
-        made = sum(m[i] * A[t, i] for i in operators[k].outputs)
+        allocated = sum(m[i] * A[t, i] for i in operators[k].outputs)
         if (t, k) not in before:
-            return U[t, k] == sum(m[i] * S_ram[t, i] for i in resident[t]) + made
+            return U[t, k] == sum(m[i] * S_ram[t, i] for i in resident[t]) + allocated
         h = before[t, k]
-        return U[t, k] == U[t, h] - sum(m[i] * FREE[t, i, h] for i in touched[h]) + made
+        return U[t, k] == U[t, h] - sum(m[i] * FREE[t, i, h] for i in touched[h]) + allocated
 
-    block.usage = equation(model.computes, usage, "what an operator's turn adds to memory, and what was freed before")
+    block.usage = equation(
+        model.computes, usage, "memory at an operator's turn: outputs added, freed tensors subtracted"
+    )
     block.within = equation(
-        model.computes, lambda t, k: U[t, k] + w[k] * R[t, k] <= B, "(1g) memory keeps the budget [memory_unit]"
+        model.computes, lambda t, k: U[t, k] + w[k] * R[t, k] <= B, "(1g) memory fits the budget [memory_unit]"
     )
 
 
 def _energy(block: PyomoBlock) -> None:
-    r"""Block `energy`: what a step costs above one compute of each operator.
+    r"""Block `energy`: joules of a step above one compute of each operator.
 
     $$ \min \sum_{t,\, j < t} \Phi_j R_{t,j}
        + \sum_{t,i} \left( \Phi^{in}_i M^{in}_{t,i} + \Phi^{out}_i M^{out}_{t,i} \right) $$
@@ -359,7 +364,7 @@ def _energy(block: PyomoBlock) -> None:
     | $\Phi_j$                        | -         | J    | energy of one compute of operator j |
     | $\Phi^{in}_i$, $\Phi^{out}_i$   | -         | J    | energy of paging tensor i in, out  |
 
-    Source: the paper, equation 4 (1a), less what every schedule takes.
+    Source: the paper, equation 4 (1a), less the constant energy of one pass.
     """
     model = block.model()
     R, M_in, M_out = _entries(model.decisions.R, model.decisions.M_in, model.decisions.M_out)
@@ -371,7 +376,7 @@ def _energy(block: PyomoBlock) -> None:
     )
 
 
-def _pages(space: Space) -> bool:
+def _has_paging(space: Space) -> bool:
     return space.paging
 
 
@@ -388,7 +393,7 @@ def _may_overflow(space: Space) -> bool:
 
 decisions = Block("decisions", _decisions)
 rematerialization = Block("rematerialization", _rematerialization, requires=("decisions",))
-paging = Block("paging", _paging, requires=("decisions",), when=_pages)
+paging = Block("paging", _paging, requires=("decisions",), when=_has_paging)
 parameters = Block("parameters", _parameters, requires=("decisions",), when=_has_parameters)
 capacity = Block("capacity", _capacity, requires=("decisions",), when=_may_overflow)
 memory = Block("memory", _memory, requires=("decisions",))

@@ -1,4 +1,4 @@
-r"""Rows of points that waste nothing: what they leave out costs something or nothing, and is of no use to any plan.
+r"""Rows that only points without waste satisfy. They exclude decisions that no plan needs.
 
 $$ \begin{aligned}
    M^{in}_{t,i} + S^{ram}_{t,i} &\le 1, \quad M^{in}_{t,i} + R_{t,g(i)} \le 1, \quad M^{in}_{t,i} \le S^{ram}_{t+1,i} \\
@@ -6,12 +6,12 @@ $$ \begin{aligned}
    R_{t,j} &\le \sum_{i \in out(j)} \left( S^{ram}_{t+1,i} + \sum_{h > j \text{ reads } i} R_{t,h} \right)
    \end{aligned} $$
 
-*No schedule is lost.* What is in RAM as stage t + 1 begins is freed at no time in stage t, once it is there; so a
-page-in of what was there or was made in t is for nothing, as is one of what isn't kept, and a compute that nothing
-reads. Leaving them out gives a point with the same memory at each instant, or less.
+*No schedule is lost.* A tensor that is in RAM when stage t + 1 begins isn't freed in stage t once it is there. So three
+kinds of decisions have no use: a page-in of a tensor that was there or was made in t, a page-in of a tensor that isn't
+kept, and a compute that nothing reads. Without them a point has the same memory at each instant, or less.
 
-Several points stand for one schedule without these rows. Where that one is refused and left out, they would all come
-back, one after the other.
+Without these rows several points stand for one schedule. After the search excludes the first of them, the others would
+come back one by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from poetopt.formulations.rows import Row
 
 
 def thrift(model: Any) -> list[Row]:
-    """All of them, for the decisions that a model has."""
+    """Return all such rows for the decisions of a model."""
     space: PoetSpace = model.space
     problem, R, S = space.problem, model.decisions.R, model.decisions.S_ram
     rows: list[Row] = []
@@ -44,9 +44,9 @@ def thrift(model: Any) -> list[Row]:
             continue
         kept = [S[t + 1, i]] if (t + 1, i) in S else []
         rows += [_one_of(back, S[t, i]), _row([*((1.0, one) for one in kept), (-1.0, back)], 0.0)]
-        made = (t, problem.tensors[i].producer)
-        if made in R:
-            rows.append(_one_of(back, R[made]))
+        recompute = (t, problem.tensors[i].producer)
+        if recompute in R:
+            rows.append(_one_of(back, R[recompute]))
     return rows
 
 
@@ -55,7 +55,7 @@ def _one_of(first: Any, second: Any) -> Row:
 
 
 def _row(parts: list[tuple[float, Any]], lower: float) -> Row:
-    """sum of parts >= lower; what is fixed is no column of the model."""
+    """Return the row sum of parts >= lower without fixed variables, which are no columns of the model."""
     lower -= sum(sign * one.value for sign, one in parts if one.fixed)
     free = [(sign, one) for sign, one in parts if not one.fixed]
-    return Row([one for _, one in free], [sign for sign, _ in free], lower, math.inf, 1.0, "thrift", core=True)
+    return Row([one for _, one in free], [sign for sign, _ in free], lower, math.inf, 1.0, "dominance", core=True)

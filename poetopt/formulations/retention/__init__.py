@@ -1,10 +1,10 @@
 """`retention`: the compact formulation, and the default.
 
-A tensor's life is a list of points, and between two of them it is kept or not; at a point it is kept,
-recomputed or paged in. The paper's stages x tensors matrices shrink to the points where something can
-happen. Its space is the plan's: a tensor may be freed at any moment, and right after the operator that wrote
-or read it is written out, so that it is a little larger than Algorithm 1's. When it is written out is a decision only
-where a block may care (`Block.transfer_times`): elsewhere right after its first compute is never worse.
+A tensor's life is a list of points. Between two points it is kept or not; at a point it is kept, recomputed or paged
+in. The paper's stages x tensors matrices shrink to the points at which something can happen. The space has the freedom
+of a plan: a tensor may be freed at any moment, and written out right after the operator that wrote or read it. So it is
+a little larger than that of Algorithm 1. The stage of a page-out is a decision only if a block may depend on it
+(`Block.transfer_times`). Otherwise a page-out right after the first compute is never worse.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from poetopt.graph.problem.problem import closing_with, ways_within
 from poetopt.plan.schedule import FractionalSchedule, Schedule
 
 DEPTHS = (4, 8, 12, 16, 24, 32)
-"""The depths that `auto` goes through."""
-NEAR_DEPTHS = 3
-"""So many of them where `forward` follows."""
-MOST_RECOMPUTES = 19_000
-"""`forward` follows where it has no more recomputes: a model of more is built and cut for minutes."""
-NOTHING = 1e-3
-"""A share of a decision that is below this is none."""
+"""Depths that `auto` searches, in order."""
+DEPTHS_BEFORE_FORWARD = 3
+"""Number of depths before `forward`, if `forward` follows."""
+MAX_FORWARD_RECOMPUTES = 19_000
+"""`forward` follows if it has at most this many recomputes. A larger model takes minutes to build and cut."""
+MIN_SHARE = 1e-3
+"""Shares of decisions below this count as 0."""
 
 
 def _schedule(model: Any, point: PointLike) -> Schedule:
@@ -56,8 +56,12 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
         paged = space.page_point[np.flatnonzero(point[model.paging.p] > 0.5)]
         page_ins.update(zip(space.point_stage[paged].tolist(), space.point_tensor[paged].tolist(), strict=True))
     if space.streams:
-        ways = np.flatnonzero(point[model.streaming.y] > 0.5)
-        runs = (space.streams.stage[ways], space.streams.operator[ways], space.streams.variant[ways])
+        chosen_runs = np.flatnonzero(point[model.streaming.y] > 0.5)
+        runs = (
+            space.streams.stage[chosen_runs],
+            space.streams.operator[chosen_runs],
+            space.streams.variant[chosen_runs],
+        )
         variants = zip(*(part.tolist() for part in runs), strict=True)
         return Schedule(frozenset(recomputes), frozenset(page_ins), variants=frozenset(variants))
     if not space.transfer_times:
@@ -65,15 +69,15 @@ def _schedule(model: Any, point: PointLike) -> Schedule:
     outs = model.page_out_times.page_outs
     chosen = np.flatnonzero(point[outs.variable] > 0.5)
     page_outs = zip(outs.stages[chosen].tolist(), outs.targets[chosen].tolist(), strict=True)
-    back = {i for _, i in page_ins}  # what costs nothing may be written for nothing
-    return Schedule.written(space.problem, recomputes, page_ins, [out for out in page_outs if out[1] in back])
+    paged_in = {i for _, i in page_ins}  # a page-out without cost may have no use
+    return Schedule.written(space.problem, recomputes, page_ins, [out for out in page_outs if out[1] in paged_in])
 
 
 def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
-    """Values of all variables for `schedule`, or None where it uses a decision that the space hasn't."""
+    """Return values of all variables for `schedule`, or None if it has a decision that the space lacks."""
     space: RetentionSpace = model.space
-    y = _streamed(space, schedule)
-    settled = None if y is None else _settled(space, schedule)
+    y = _streaming_values(space, schedule)
+    settled = None if y is None else _move_page_ins(space, schedule)
     if y is None or settled is None:
         return None
     schedule = settled
@@ -87,28 +91,31 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     for stage, tensor in schedule.page_ins:
         p[space.page_index[space.point_of[tensor, stage]]] = 1.0
     page_outs = _page_outs(space, schedule)
-    kept = _kept(space, schedule, page_outs)
+    kept = _keep_values(space, schedule, page_outs)
     if kept is None:
         return None
     values = [(model.recompute.r, r), (model.residency.k, kept)]
     if space.paging:
         written = np.zeros(len(model.paging.o_tensor))
         for _, tensor in schedule.page_ins:
-            if tensor in model.paging.o_index:  # else it is on storage for good
+            if tensor in model.paging.o_index:  # any other tensor is always on storage
                 written[model.paging.o_index[tensor]] = 1.0
-        left = {i for i, own in space.streamed_out.items() if y[own].any()}
+        streamed_away = {i for i, runs in space.streamed_out.items() if y[runs].any()}
         for n in np.flatnonzero(y).tolist():
             for i in space.stream_ways[n].streamed_in:
                 if i in model.paging.o_index:
                     written[model.paging.o_index[i]] = 1.0
-        for i in left:
+        for i in streamed_away:
             if i in model.paging.o_index:
                 written[model.paging.o_index[i]] = 0.0
         values += [(model.paging.p, p), (model.paging.o, written)]
         if space.problem.closing is not None:
-            values += [(model.closing.always, np.ones(1)), *_behind(model, space, schedule, kept)]
+            values += [
+                (model.component("closing").always, np.ones(1)),
+                *_update_phase_values(model, space, schedule, kept),
+            ]
     if space.streams:
-        values += [(model.streaming.y, y), (model.memory.held, _held(space, kept, y))]
+        values += [(model.streaming.y, y), (model.memory.held, _held_values(space, kept, y))]
     if space.transfer_times:
         moments = np.zeros(len(model.page_out_times.index))
         for stage, tensor in page_outs:
@@ -119,36 +126,37 @@ def _values(model: Any, schedule: Schedule) -> list[tuple[Any, Floats]] | None:
     return values
 
 
-def _behind(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) -> list[tuple[Any, Floats]]:
-    """The runs behind the last part, of a schedule with these k; and the writes of tensors that stay in RAM."""
+def _update_phase_values(model: Any, space: RetentionSpace, schedule: Schedule, k: Floats) -> list[tuple[Any, Floats]]:
+    """Return values of the update phase for a schedule with these k: its runs, and writes of tensors that stay."""
     stays = staying(space)
     kept = [int(space.point_tensor[e]) for e in stays.values() if k[e]]
-    after, beside = closing_with(space.problem, kept)
-    ways = ways_within(after, int(space.room_bytes) - beside)
+    after, fixed_bytes = closing_with(space.problem, kept)
+    variant_of = ways_within(after, int(space.room_bytes) - fixed_bytes)
     read = {i for _, i in schedule.page_ins}
     for _, operator, variant in schedule.variants:
         read.update(space.problem.operators[operator].variant(variant).streamed_in)
+    block = model.component("closing")
     return [
-        (model.closing.y, np.array([float(ways[u] == v) for u, v in model.closing.ways])),
-        (model.closing.a, np.array([1.0 - k[stays[name]] for name in model.closing.moved])),
-        (model.closing.w, np.array([float(i in read and i in kept) for i in model.closing.written])),
+        (block.y, np.array([float(variant_of[u] == v) for u, v in block.variants])),
+        (block.a, np.array([1.0 - k[stays[name]] for name in block.moved])),
+        (block.w, np.array([float(i in read and i in kept) for i in block.written])),
     ]
 
 
-def _streamed(space: RetentionSpace, schedule: Schedule) -> Floats | None:
-    """y of a schedule; None where it has a run that the space has not."""
+def _streaming_values(space: RetentionSpace, schedule: Schedule) -> Floats | None:
+    """Return the values of y of a schedule, or None if it has a run that the space lacks."""
     y = np.zeros(len(space.streams.operator))
     for stage, operator, variant in schedule.variants:
-        own = space.streams_of.get((operator, stage), ())
-        chosen = [n for n in own if space.streams.variant[n] == variant]
+        runs = space.streams_of.get((operator, stage), ())
+        chosen = [n for n in runs if space.streams.variant[n] == variant]
         if not chosen:
             return None
         y[chosen] = 1.0
     return y
 
 
-def _held(space: RetentionSpace, k: Floats, y: Floats) -> Floats:
-    """The tensors in RAM though the stage's own operator may stream it, of a schedule with these k and y."""
+def _held_values(space: RetentionSpace, k: Floats, y: Floats) -> Floats:
+    """Return the values of `held` for these k and y: tensors in RAM that the stage's own operator may stream."""
     return np.array(
         [
             max(1.0 - y[space.streamed_in[i, t, t]].sum(), k[space.point_after[space.point_of[i, t]]])
@@ -158,18 +166,18 @@ def _held(space: RetentionSpace, k: Floats, y: Floats) -> Floats:
 
 
 def _page_outs(space: RetentionSpace, schedule: Schedule) -> set[tuple[int, int]]:
-    """(stage, tensor) of the page-outs of a settled schedule, those that go without saying included."""
+    """Return (stage, tensor) of the page-outs of a settled schedule, default page-outs included."""
     if not space.transfer_times:
         return set()
-    back = {i for _, i in schedule.page_ins if not space.stored[i]}
-    told = {(stage, i) for stage, i in schedule.page_outs if i in back}
-    return told | {(space.problem.written_in(i), i) for i in back - {i for _, i in told}}
+    returning = {i for _, i in schedule.page_ins if not space.stored[i]}
+    explicit = {(stage, i) for stage, i in schedule.page_outs if i in returning}
+    return explicit | {(space.problem.written_in(i), i) for i in returning - {i for _, i in explicit}}
 
 
-def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
-    """`schedule` with page-ins only where the space has them (see `retention_space`).
+def _move_page_ins(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
+    """Return `schedule` with its page-ins moved to points of the space (see `retention_space`).
 
-    None where it can't be had.
+    The result is None if that is impossible.
     """
     page_ins = {(stage, i) for stage, i in schedule.page_ins if space.tensor_bytes[i]}
     if any((i, stage) not in space.point_of for stage, i in page_ins):
@@ -177,37 +185,43 @@ def _settled(space: RetentionSpace, schedule: Schedule) -> Schedule | None:
     settled: set[tuple[int, int]] = set()
     for stage, i in sorted(page_ins):
         producer = space.problem.tensors[i].producer
-        begin, end = space.tensor_range[i]
-        e = begin + int(np.searchsorted(space.point_stage[begin:end], stage))
+        first_point, last_point = space.tensor_range[i]
+        point = first_point + int(np.searchsorted(space.point_stage[first_point:last_point], stage))
         first = producer + 2 - (producer >= 0 and _streams_out(space, schedule, i))
         if not space.paging or (stage < first and not space.stored[i]):
             return None
-        if e == end:
-            continue  # nothing reads it any more
+        if point == last_point:
+            continue  # no later operator reads it
         if space.transfer_times:
-            if space.page_index[e] < 0:
-                return None  # where it comes in may count
+            if space.page_index[point] < 0:
+                return None  # the stage of the page-in may matter
             settled.add((stage, i))
             continue
-        real_before = not space.point_first[e] and space.point_real[e - 1]
-        stays = space.page_index[e] < 0 and real_before and space.point_stage[e - 1] == space.point_stage[e] - 1
-        stays |= e in space.gated and not _streams_in(space, schedule, i, int(space.point_stage[e]) - 1)
-        while e < end and not stays and space.page_index[e] < 0:
-            e += 1  # nothing reads it here
-            if e < end and producer >= 0 and (int(space.point_stage[e]), producer) in schedule.recomputes:
-                e = end
-        if e < end and not stays:
-            settled.add((int(space.point_stage[e]), i))
+        real_before = not space.point_first[point] and space.point_real[point - 1]
+        stays = (
+            space.page_index[point] < 0 and real_before and space.point_stage[point - 1] == space.point_stage[point] - 1
+        )
+        stays |= point in space.gated and not _streams_in(space, schedule, i, int(space.point_stage[point]) - 1)
+        while point < last_point and not stays and space.page_index[point] < 0:
+            point += 1  # nothing reads the tensor at this point
+            if (
+                point < last_point
+                and producer >= 0
+                and (int(space.point_stage[point]), producer) in schedule.recomputes
+            ):
+                point = last_point
+        if point < last_point and not stays:
+            settled.add((int(space.point_stage[point]), i))
     return Schedule(schedule.recomputes, frozenset(settled), schedule.page_outs, schedule.variants)
 
 
 def _streams_in(space: RetentionSpace, schedule: Schedule, i: int, stage: int) -> bool:
-    """Say whether the first run of that stage's operator reads tensor i from storage."""
+    """Return whether the first run of the stage's operator reads tensor i from storage."""
     return i in space.problem.operators[stage].variant(schedule.variant_of.get((stage, stage), 0)).streamed_in
 
 
 def _streams_out(space: RetentionSpace, schedule: Schedule, i: int) -> bool:
-    """Say whether the first run of tensor i's operator, or its update, leaves it on storage and not in RAM."""
+    """Return whether the first run of tensor i's operator, or its update, leaves it on storage and not in RAM."""
     return any(
         i in space.problem.operators[operator].variant(variant).streamed_out
         for stage, operator, variant in schedule.variants
@@ -215,10 +229,11 @@ def _streams_out(space: RetentionSpace, schedule: Schedule, i: int) -> bool:
     )
 
 
-def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, int]]) -> Floats | None:
-    """k of a schedule: 1 where a tensor is needed at or after a point before it is made again.
+def _keep_values(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, int]]) -> Floats | None:
+    """Return the values of k of a schedule: 1 if a tensor is needed at or after a point before it is made again.
 
-    None where it would have to be in RAM as a stage begins that makes it again, or after a run that streams it out.
+    The result is None if a tensor would have to be in RAM when a stage begins that makes it again, or after a run that
+    streams it out.
     """
     k = np.zeros(len(space.point_tensor))
     problem = space.problem
@@ -233,26 +248,30 @@ def _kept(space: RetentionSpace, schedule: Schedule, page_outs: set[tuple[int, i
         for i in problem.operators[operator].inputs
         if i not in streamed(stage, operator)
     }
-    away = {(i, stage) for stage, operator, _ in schedule.variants if stage == operator for i in streamed(stage, stage)}
+    streamed_now = {
+        (i, stage) for stage, operator, _ in schedule.variants if stage == operator for i in streamed(stage, stage)
+    }
     making = {(i, stage) for stage, operator in schedule.recomputes for i in problem.operators[operator].outputs} | {
         (i, stage) for stage, i in schedule.page_ins
     }
     for first, last in space.tensor_range:
         needed_later = False
-        for _ in range(2 if last > first and space.wrapped[first] else 1):  # round the circle, to what stays
+        for _ in range(
+            2 if last > first and space.wrapped[first] else 1
+        ):  # a circular life needs a second round to settle
             for e in range(last - 1, first - 1, -1):
                 at = (int(space.point_tensor[e]), int(space.point_stage[e]))
-                needed = needed_later or (bool(space.point_real[e]) and at not in away) or at in reading
-                made = at in making
-                kept = needed and not made
+                needed = needed_later or (bool(space.point_real[e]) and at not in streamed_now) or at in reading
+                is_made = at in making
+                is_kept = needed and not is_made
                 if at[::-1] in page_outs and not there_anyway(space, *at):
-                    if made:
+                    if is_made:
                         return None
-                    kept = True
-                k[e] = float(kept)
-                needed_later = kept
-    gone = (i for i in space.streamed_out if _streams_out(space, schedule, i))
-    return None if any((e := next_point(space, i)) >= 0 and k[e] for i in gone) else k
+                    is_kept = True
+                k[e] = float(is_kept)
+                needed_later = is_kept
+    streamed_out = (i for i in space.streamed_out if _streams_out(space, schedule, i))
+    return None if any((e := next_point(space, i)) >= 0 and k[e] for i in streamed_out) else k
 
 
 def _stages(model: Any) -> list[tuple[Any, Ints]]:
@@ -274,31 +293,31 @@ def _fractional(model: Any, point: PointLike) -> FractionalSchedule:
     if space.paging:
         pages = space.page_point
         paged = zip(space.point_stage[pages], space.point_tensor[pages], point[model.paging.p], strict=True)
-        page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > NOTHING}
+        page_ins = {(int(t), int(i)): float(share) for t, i, share in paged if share > MIN_SHARE}
     variants: dict[tuple[int, int, int], float] = {}
     if space.streams:
         runs = zip(space.streams.stage, space.streams.operator, space.streams.variant, strict=True)
         shares = zip(runs, point[model.streaming.y], strict=True)
-        variants = {(int(t), int(j), int(v)): float(share) for (t, j, v), share in shares if share > NOTHING}
+        variants = {(int(t), int(j), int(v)): float(share) for (t, j, v), share in shares if share > MIN_SHARE}
     return FractionalSchedule(
         space.crossing(point[model.residency.k]),
-        {(int(t), int(j)): float(share) for t, j, share in recomputes if share > NOTHING},
+        {(int(t), int(j)): float(share) for t, j, share in recomputes if share > MIN_SHARE},
         page_ins,
         variants,
     )
 
 
 def _scopes(problem: Problem, limits: Limits, paging: bool, remat: bool) -> tuple[str, ...]:
-    """Depths, then `forward` where it isn't too large; `full` is tried where none of these has a schedule."""
+    """Return depths, then `forward` if it isn't too large, then `full` for problems without a schedule in these."""
     if not remat:
         return ("full",)
     depths = tuple(f"depth:{depth}" for depth in DEPTHS)
-    if count_recomputes(problem, "forward") > MOST_RECOMPUTES:
+    if count_recomputes(problem, "forward") > MAX_FORWARD_RECOMPUTES:
         return (*depths, "full")
-    return (*depths[:NEAR_DEPTHS], "forward", "full")
+    return (*depths[:DEPTHS_BEFORE_FORWARD], "forward", "full")
 
 
-POINTS = SearchAdapter(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
+BASIC_ADAPTER = SearchAdapter(schedule=_schedule, values=_values, stages=_stages, fractional=_fractional)
 
 BLOCKS = (
     recompute,
@@ -319,9 +338,9 @@ OUTER = Formulation(
     doc=outer.__doc__ or "",
     blocks=outer.OUTER,
     space=outer.outer_space,
-    search=POINTS,
+    search=BASIC_ADAPTER,
     sets=SETS,
-    numbers=tuple(block.name for block in outer.OUTER),
+    fixed_costs=tuple(block.name for block in outer.OUTER),
     simulated=tuple(block.name for block in outer.OUTER),
     kind=Kind.SHADOW,
 )
@@ -332,7 +351,7 @@ retention = Formulation(
     blocks=BLOCKS,
     space=retention_space,
     search=replace(
-        POINTS,
+        BASIC_ADAPTER,
         scopes=_scopes,
         scope_difference=scope_difference,
         streaming_difference=streaming_difference,
@@ -341,7 +360,7 @@ retention = Formulation(
         outer=OUTER,
     ),
     sets=SETS,
-    numbers=("storage_activation",),
+    fixed_costs=("storage_activation",),
     simulated=tuple(block.name for block in BLOCKS),
 )
 build = retention.build

@@ -1,4 +1,4 @@
-r"""Block `chain_cuts`: valid inequalities that make the relaxation strong. No variables, only a separator.
+r"""Block `chain_cuts`: valid inequalities that strengthen the relaxation. No variables, only a separator.
 
 For a real use (i, b), a stage s with g(i) <= s < b, and a path of tensors v0 -> ... -> vq = i in which
 each is an input of the operator that writes the next:
@@ -6,22 +6,20 @@ each is an input of the operator that writes the next:
 $$ \sum_{t \in (s,b]} r_{g(v_0),t} + \sum_{v \text{ on the path}} ( c_v(s) + w_v ) \ge 1,
    \qquad w_v = \min( \sum_{t \in (s,b]} p_{v,t},\ o_v ) $$
 
-where $c_v(s)$ is the k whose interval crosses from s to s+1 (0 where none does). *Proof.* At b, i is in
-RAM. If it neither crossed from s nor was paged in since, it was recomputed in (s, b], so the tensor
-before it on the path was in RAM then; the same holds of that one, and so on down to v0, which must have
-been recomputed in (s, b]. Where v0 is a graph input or its operator can't be recomputed in (s, b], the r
-term is 0. Either term of the minimum is valid by itself.
+where $c_v(s)$ is the k whose interval crosses from s to s+1 (0 if there is none). *Proof.* At b, i is in RAM. If it
+neither crossed from s nor was paged in since, it was recomputed in (s, b], so the tensor before it on the path was in
+RAM then. The same argument applies to that tensor, and so on down to v0, which must have been recomputed in (s, b]. If
+v0 is a graph input, or its operator can't be recomputed in (s, b], the r term is 0. Either term of the minimum is valid
+by itself.
 
-Where runs may stream (`streaming`), the tensor before may have been streamed in instead. So with $Y_v$ the streamed
-runs in (s, b] that read v for the next tensor on the path (for i the one of b itself) it is
+If runs may stream (`streaming`), the tensor before may have been streamed in instead. Let $Y_v$ be the streamed runs in
+(s, b] that read v for the next tensor on the path (for i the run of b itself). Then
 $w_v = \min( \sum_{t \in (s,b]} p_{v,t} + Y_v,\ o_v + Y^{out}_v )$.
 
 *Separation* is a shortest path over the ancestors of i, for all (s, b) at once: with D_v(s, b) the least
 left-hand side over the paths that end in v,
 
 $$ D_v = c_v + w_v + \min( \sum_{t \in (s,b]} r_{g(v),t},\ \min_{u \in in(g(v))} D_u ). $$
-
-Source: this project's reference notes on POET's relaxation; the proof above is complete.
 """
 
 from __future__ import annotations
@@ -38,22 +36,24 @@ from poetopt.formulations.retention.memory import stage_bytes
 from poetopt.formulations.retention.space import RetentionSpace, ordinary_bytes
 from poetopt.formulations.rows import Floats, PointLike, Row
 
-# Where memory is short: the stages at which windows of chain cuts are worth beginning.
+# Memory pressure: weights of the stages at which windows of chain cuts should begin.
 #
-# Of two windows that a point breaks alike, the one to cut is the one that the final relaxation will rest on: it begins
-# where keeping a tensor is dearest. A single point doesn't tell, as one whose recomputes cost nothing yet keeps little;
-# so stages are weighed by how often memory was full there so far, or a scope inside had a cut that binds, times what is
-# there in ordinary training.
+# Of two windows that a point violates equally, the better one is the one on which the final relaxation will rest. It
+# begins where keeping a tensor is most expensive. A single point doesn't show that, because a point whose recomputes
+# still cost nothing keeps little. So the weight of a stage is a count times the bytes live there in ordinary training.
+# The count is how often memory was full there so far, or an inner scope had a binding cut that begins there.
 
-FULL = 1e-4
-"""Memory is full but for this share of it."""
+MAX_FREE_SHARE = 1e-4
+"""Memory counts as full if less than this share of it is free."""
 
 
 class Pressure:
-    """The shortness of memory that a model's points have shown. N stages.
+    """Weights of memory pressure by stage, learned from a model's points. N stages.
 
+    Attributes
+    ----------
     by_stage
-        (N,) how short memory is between each stage and the next; 0 where it never was full.
+        (N,) weight between each stage and the next; 0 if memory was never full there.
     """
 
     def __init__(self, space: RetentionSpace) -> None:
@@ -61,39 +61,39 @@ class Pressure:
         self._kept_bytes = ordinary_bytes(space.problem)
         self.by_stage: Floats = np.zeros(len(self._kept_bytes))
 
-    def begun(self, stage: int) -> None:
-        """Learn from a cut that another scope's bound rests on, whose window begins there."""
+    def learn_from_cut(self, stage: int) -> None:
+        """Learn from a cut of another scope's bound, whose window begins at `stage`."""
         self.by_stage[stage] += self._kept_bytes[stage]
 
-    def note(self, kept: Floats, streamed: Floats | None = None) -> None:
+    def learn_from_point(self, kept: Floats, streamed: Floats | None = None) -> None:
         """Learn from a point: `kept` (n_points,) are its values of k, `streamed` (n_streams,) those of y."""
-        here = stage_bytes(self._space, kept, streamed) >= (1 - FULL) * self._space.room_bytes
-        self.by_stage += (here | np.append(here[1:], False)) * self._kept_bytes
+        is_full = stage_bytes(self._space, kept, streamed) >= (1 - MAX_FREE_SHARE) * self._space.room_bytes
+        self.by_stage += (is_full | np.append(is_full[1:], False)) * self._kept_bytes
 
 
-Singles = NDArray[np.float32]
+Floats32 = NDArray[np.float32]
 
-VIOLATION = 0.02
-"""Cuts violated by less are not worth a row."""
-PER_USE = 3
-"""At most this many cuts a round for one use of a tensor, each for another window whose neighbours miss less."""
-LARGE = 5_000
-"""A space with so many points has two cuts for one use: for the worst window, and for the one that begins where memory
-is shortest. In smaller ones rounds are quick."""
-PRESSED_SHARE = 0.5
-"""That one misses at least this share of what the worst one does."""
-NOTHING = 1e-6
-"""A share of a streamed run below this is none."""
-ROUND = 1500
-"""At most this many cuts a round, the most violated first."""
-ALWAYS = np.float32(1)
-"""Tensors of no bytes cross every window: no path that goes through it is violated."""
+MIN_VIOLATION = 0.02
+"""Smallest violation for which a cut is added."""
+CUTS_PER_USE = 3
+"""Largest number of cuts in a round for one use of a tensor, each for a window that is a local maximum."""
+MANY_POINTS = 5_000
+"""Number of points from which on a use has at most two cuts: one for the most violated window, and one for the window
+with the highest memory pressure. In smaller spaces rounds are fast."""
+SECOND_WINDOW_SHARE = 0.5
+"""Least violation of the second window, as a share of that of the first."""
+MIN_SHARE = 1e-6
+"""Shares of streamed runs below this count as 0."""
+CUTS_PER_ROUND = 1500
+"""Largest number of cuts in a round, the most violated first."""
+FULL_CROSSING = np.float32(1)
+"""Crossing value of a tensor without bytes: it crosses every window, so no path through it is violated."""
 
 
 def _build(block: PyomoBlock) -> None:
-    """No variables and no rows of its own; what the separator remembers."""
+    """Prepare the state of the separator; the block has no variables and no rows."""
     space: RetentionSpace = block.model().space
-    block.pressure = Pressure(space) if len(space.point_tensor) >= LARGE else None
+    block.pressure = Pressure(space) if len(space.point_tensor) >= MANY_POINTS else None
     block.rows = None
 
 
@@ -107,12 +107,12 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
     values = _Values.at(model, space, point)
     pressed: Floats | None = None
     if block.pressure is not None:
-        block.pressure.note(point[model.residency.k], point[model.streaming.y] if space.streams else None)
+        block.pressure.learn_from_point(point[model.residency.k], point[model.streaming.y] if space.streams else None)
         pressed = block.pressure.by_stage
-    found = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:ROUND]
-    chains = [_chain(space, values, i, s, b) for _, i, s, b in found]
-    made = _rows(block)
-    rows = [made.row(chain, violation) for chain, (violation, *_) in zip(chains, found, strict=True)]
+    worst = sorted(_violated(space, values, pressed), key=lambda cut: (-cut[0], cut[1:]))[:CUTS_PER_ROUND]
+    chains = [_chain(space, values, i, s, b) for _, i, s, b in worst]
+    chain_rows = _rows(block)
+    rows = [chain_rows.row(chain, violation) for chain, (violation, *_) in zip(chains, worst, strict=True)]
     return rows
 
 
@@ -127,16 +127,25 @@ def _rows(block: PyomoBlock) -> ChainRows:
 class _Values:
     """A point, arranged for the recursion. N stages, n tensors.
 
-    crossing: (n, N) value of the k that crosses from stage s to s+1. recomputed: (N operators, N+1)
-    cumulative r over stages t < column. paged: (n, N+1) cumulative p. written: (n,) o, and what is streamed out.
-    streamed: (tensor, reader) -> (N+1,) cumulative y of the reader's runs that stream the tensor in, where any does.
+    Attributes
+    ----------
+    crossing
+        (n, N) value of the k that crosses from stage s to s+1.
+    recomputed
+        (N operators, N+1) cumulative r over stages t < column.
+    paged
+        (n, N+1) cumulative p.
+    written
+        (n,) o plus the runs that stream the tensor out.
+    streamed
+        (tensor, reader) -> (N+1,) cumulative y of the reader's runs that stream the tensor in, if there are any.
     """
 
-    crossing: Singles
-    recomputed: Singles
-    paged: Singles
-    written: Singles
-    streamed: dict[tuple[int, int], Singles]
+    crossing: Floats32
+    recomputed: Floats32
+    paged: Floats32
+    written: Floats32
+    streamed: dict[tuple[int, int], Floats32]
 
     @classmethod
     def at(cls, model: PyomoBlock, space: RetentionSpace, point: PointLike) -> _Values:
@@ -149,17 +158,17 @@ class _Values:
             pages = space.page_point
             paged[space.point_tensor[pages], space.point_stage[pages] + 1] = point[model.paging.p]
             written[model.paging.o_tensor] = point[model.paging.o]
-            # what storage holds for good is never written: page-ins alone count
+            # a tensor that is always on storage is never written, so only page-ins count
             written[space.stored & (np.bincount(model.paging.o_tensor, minlength=n) == 0)] = np.inf
         streamed: dict[tuple[int, int], Floats] = {}
         if space.streams:
             y = point[model.streaming.y]
-            for (i, j, t), own in space.streamed_in.items():
-                if (share := float(y[own].sum())) > NOTHING:
+            for (i, j, t), runs in space.streamed_in.items():
+                if (share := float(y[runs].sum())) > MIN_SHARE:
                     streamed.setdefault((i, j), np.zeros(stages + 1))[t + 1] += share
-            for i, own in space.streamed_out.items():
-                written[i] += y[own].sum()
-        # half the bytes, twice the speed; a cut's violation is far above what is rounded away
+            for i, runs in space.streamed_out.items():
+                written[i] += y[runs].sum()
+        # float32 halves the bytes and doubles the speed; a cut's violation is far above the rounding error
         return cls(
             crossing=space.crossing(point[model.residency.k]).astype(np.float32),
             recomputed=np.cumsum(recomputed, axis=1).astype(np.float32),
@@ -170,26 +179,26 @@ class _Values:
 
 
 def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) -> list[tuple[float, int, int, int]]:
-    """(violation, tensor, s, b) of the most violated cuts for each real use."""
+    """Return (violation, tensor, s, b) of the most violated cuts for each real use."""
     problem = space.problem
     stages = len(problem.operators)
     again = np.zeros(stages, dtype=bool)
     again[space.recompute_operator] = True
-    late = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
+    first_recompute = int(space.recompute_stage.min()) if len(space.recompute_stage) else stages
     # the stages at whose real uses a path may end
     columns = np.unique([b for j in np.flatnonzero(again) for i in problem.operators[j].outputs for b in space.uses[i]])
-    columns = columns[columns >= late].astype(np.int64)
+    columns = columns[columns >= first_recompute].astype(np.int64)
     column_of = {b: x for x, b in enumerate(columns.tolist())}
     pending = _pending(space, again)
-    distance: dict[int, Singles] = {}
-    found: list[tuple[float, int, int, int]] = []
+    distance: dict[int, Floats32] = {}
+    cuts: list[tuple[float, int, int, int]] = []
     for i in _by_producer(space):
         producer, sized = problem.tensors[i].producer, problem.tensors[i].nbytes > 0
         uses = tuple(space.uses[i]) if sized else ()
-        early = np.array([b for b in uses if b < late], dtype=np.int64)
+        early_uses = np.array([b for b in uses if b < first_recompute], dtype=np.int64)
         if producer >= 0 and again[producer]:
             distance[i] = _stay(values, i, columns, stages)
-            if values.recomputed[producer, -1] > 0:  # else the path may begin here for nothing
+            if values.recomputed[producer, -1] > 0:  # otherwise the path may begin here at no cost
                 tail = _window(values.recomputed[producer], columns, stages)
                 for u in problem.operators[producer].inputs:
                     if (u, producer) in values.streamed:
@@ -199,33 +208,33 @@ def _violated(space: RetentionSpace, values: _Values, pressed: Floats | None) ->
                         np.minimum(tail, distance[u], out=tail)
                 distance[i] = np.add(tail, distance[i], out=tail)
             _collect(
-                found,
+                cuts,
                 _used(values, i, columns, distance[i], leaf=False) if values.streamed else distance[i],
                 pressed,
                 i,
                 space.first_stages[i],
-                [(b, column_of[b]) for b in uses if b >= late],
+                [(b, column_of[b]) for b in uses if b >= first_recompute],
             )
             for u in problem.operators[producer].inputs:
                 pending[u] -= 1
                 if not pending[u]:
                     del distance[u]
         else:
-            early = np.array(uses, dtype=np.int64)
+            early_uses = np.array(uses, dtype=np.int64)
             if pending[i]:
                 distance[i] = _stay(values, i, columns, stages)
         if not sized:
-            distance[i] = np.broadcast_to(ALWAYS, (stages, len(columns)))
-        if len(early):
-            single = _stay(values, i, early, stages)
+            distance[i] = np.broadcast_to(FULL_CROSSING, (stages, len(columns)))
+        if len(early_uses):
+            single = _stay(values, i, early_uses, stages)
             if values.streamed and (producer < 0 or not again[producer]):
-                single = _used(values, i, early, single, leaf=True)
+                single = _used(values, i, early_uses, single, leaf=True)
             elif values.streamed:
-                single = _used(values, i, early, single, leaf=False)
-            _collect(found, single, pressed, i, space.first_stages[i], [(int(b), x) for x, b in enumerate(early)])
+                single = _used(values, i, early_uses, single, leaf=False)
+            _collect(cuts, single, pressed, i, space.first_stages[i], [(int(b), x) for x, b in enumerate(early_uses)])
         if not pending[i]:
             distance.pop(i, None)
-    return found
+    return cuts
 
 
 def _by_producer(space: RetentionSpace) -> list[int]:
@@ -234,7 +243,7 @@ def _by_producer(space: RetentionSpace) -> list[int]:
 
 
 def _pending(space: RetentionSpace, again: np.ndarray) -> list[int]:
-    """For each tensor, how many operators that can be recomputed read it through the recursion."""
+    """Return for each tensor how many outputs of recomputable readers still need its distance."""
     count = [0] * len(space.problem.tensors)
     for j, operator in enumerate(space.problem.operators):
         if again[j]:
@@ -243,13 +252,13 @@ def _pending(space: RetentionSpace, again: np.ndarray) -> list[int]:
     return count
 
 
-def _window(cumulative: Singles, columns: np.ndarray, stages: int) -> Singles:
-    """(s, b) -> sum over t in (s, b]."""
+def _window(cumulative: Floats32, columns: np.ndarray, stages: int) -> Floats32:
+    """Return the (s, b) array of sums over t in (s, b]."""
     return np.asarray(cumulative[columns + 1][None, :] - cumulative[1 : stages + 1][:, None])
 
 
-def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
-    """(s, b) -> c_i(s) + w_i(s, b)."""
+def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Floats32:
+    """Return the (s, b) array of c_i(s) + w_i(s, b)."""
     crossing = values.crossing[i][:, None]
     if values.written[i] > 0 and values.paged[i, -1] > 0:
         result = _window(values.paged[i], columns, stages)
@@ -260,30 +269,30 @@ def _stay(values: _Values, i: int, columns: np.ndarray, stages: int) -> Singles:
 
 
 def _streamed(
-    values: _Values, u: int, reader: int, columns: np.ndarray, stages: int, distance: Singles, space: RetentionSpace
-) -> Singles:
-    """(s, b) -> D_u where recomputes of `reader` read u, some of them from storage."""
+    values: _Values, u: int, reader: int, columns: np.ndarray, stages: int, distance: Floats32, space: RetentionSpace
+) -> Floats32:
+    """Return the (s, b) array of D_u for recomputes of `reader`, some of which read u from storage."""
     more = _window(values.streamed[u, reader], columns, stages)
     if space.problem.tensors[u].computed:
         return np.asarray(distance + more)
     return np.asarray(np.minimum(distance + more, values.crossing[u][:, None] + values.written[u]))
 
 
-def _used(values: _Values, i: int, columns: np.ndarray, distance: Singles, *, leaf: bool) -> Singles:
-    """(s, b) -> D_i where the own operator of b may stream i in; `leaf`: no path goes on from i."""
+def _used(values: _Values, i: int, columns: np.ndarray, distance: Floats32, *, leaf: bool) -> Floats32:
+    """Return the (s, b) array of D_i if the operator of b may stream i in; `leaf`: no path continues from i."""
     more = np.zeros(len(columns), dtype=np.float32)
     for place, b in enumerate(columns.tolist()):
         if (i, b) in values.streamed:
             more[place] = values.streamed[i, b][b + 1] - values.streamed[i, b][b]
     if not more.any():
         return distance
-    found = np.asarray(distance + more[None, :])
-    return np.minimum(found, values.crossing[i][:, None] + values.written[i]) if leaf else found
+    distances = np.asarray(distance + more[None, :])
+    return np.minimum(distances, values.crossing[i][:, None] + values.written[i]) if leaf else distances
 
 
 def _collect(
-    found: list[tuple[float, int, int, int]],
-    distance: Singles,
+    cuts: list[tuple[float, int, int, int]],
+    distance: Floats32,
     pressed: Floats | None,
     i: int,
     earliest: int,
@@ -293,51 +302,51 @@ def _collect(
         if b <= earliest:
             continue
         missing = 1.0 - distance[earliest:b, column]
-        if missing.max() < VIOLATION:
+        if missing.max() < MIN_VIOLATION:
             continue
         for s in _windows(missing, None if pressed is None else pressed[earliest:b]):
-            if missing[s] > VIOLATION:
-                found.append((float(missing[s]), i, s + earliest, b))
+            if missing[s] > MIN_VIOLATION:
+                cuts.append((float(missing[s]), i, s + earliest, b))
 
 
-def _windows(missing: Singles, pressed: Floats | None) -> list[int]:
-    """The beginnings of a use's windows that are worth a cut, by what each misses and how short memory is there."""
+def _windows(missing: Floats32, pressed: Floats | None) -> list[int]:
+    """Return the starts of a use's windows that deserve a cut, by violation and memory pressure."""
     if pressed is not None:
         worst = int(missing.argmax())
-        others = np.where(missing > PRESSED_SHARE * missing[worst], pressed, 0.0)
+        others = np.where(missing > SECOND_WINDOW_SHARE * missing[worst], pressed, 0.0)
         others[worst] = 0.0
         shortest = int(others.argmax())
         return [worst, shortest] if others[shortest] else [worst]
-    # the best window of each basin: the neighbours of a minimum give nearly the same cut
+    # one window for each local maximum, because its neighbours give nearly the same cut
     falls = np.diff(missing, append=-np.inf) < 0
     rises = np.diff(missing, prepend=-np.inf) > 0
     basins = np.flatnonzero(rises | falls)
     basins = basins[rises[basins]]
-    chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:PER_USE].tolist()
+    chosen: list[int] = basins[np.argsort(-missing[basins], kind="stable")][:CUTS_PER_USE].tolist()
     return chosen
 
 
 def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Chain:
-    """The shortest path that ends in tensor i, over (s, b]."""
+    """Return the chain of the shortest path that ends in tensor i, over (s, b]."""
     problem = space.problem
     memo: dict[int, tuple[Any, int]] = {}
 
-    def came(v: int, reader: int) -> Any:
-        """The share of v that came back in (s, b], or was streamed in by `reader`, written before or not."""
-        found = values.paged[v, b + 1] - values.paged[v, s + 1]
+    def moved_in(v: int, reader: int) -> Any:
+        """Return the share of v that was paged in in (s, b] or streamed in by `reader`, written before or not."""
+        share = values.paged[v, b + 1] - values.paged[v, s + 1]
         if (v, reader) in values.streamed:
             shares = values.streamed[v, reader]
-            found += shares[b + 1] - shares[s + 1]
-        return found
+            share += shares[b + 1] - shares[s + 1]
+        return share
 
-    def there(v: int, reader: int) -> Any:
-        """D_v where `reader` is what reads it."""
+    def distance_of(v: int, reader: int) -> Any:
+        """Return D_v with `reader` as the reader of v."""
         if not problem.tensors[v].nbytes:
-            return float(ALWAYS)
-        return values.crossing[v, s] + min(came(v, reader), values.written[v]) + made(v)[0]
+            return float(FULL_CROSSING)
+        return values.crossing[v, s] + min(moved_in(v, reader), values.written[v]) + recomputed_share(v)[0]
 
-    def made(v: int) -> tuple[Any, int]:
-        """(how much of v was made again, the tensor before v or -1)."""
+    def recomputed_share(v: int) -> tuple[Any, int]:
+        """Return the share of v that was recomputed, and the tensor before v on the path or -1."""
         if v not in memo:
             producer = problem.tensors[v].producer
             best, before = 0.0, -1
@@ -345,28 +354,28 @@ def _chain(space: RetentionSpace, values: _Values, i: int, s: int, b: int) -> Ch
                 best = values.recomputed[producer, b + 1] - values.recomputed[producer, s + 1]
                 if best > 0:
                     for u in problem.operators[producer].inputs:
-                        if there(u, producer) < best:
-                            best, before = there(u, producer), u
+                        if distance_of(u, producer) < best:
+                            best, before = distance_of(u, producer), u
             memo[v] = best, before
         return memo[v]
 
     path = [i]
-    while made(path[-1])[1] >= 0:
-        path.append(made(path[-1])[1])
+    while recomputed_share(path[-1])[1] >= 0:
+        path.append(recomputed_share(path[-1])[1])
     readers = (b, *(problem.tensors[v].producer for v in path))
-    by_page = [came(v, reader) <= values.written[v] for v, reader in zip(path, readers, strict=False)]
+    by_page = [moved_in(v, reader) <= values.written[v] for v, reader in zip(path, readers, strict=False)]
     return Chain(s, b, tuple(path), tuple(bool(x) for x in by_page))
 
 
 def _revive(block: PyomoBlock, key: object) -> Row | None:
-    """A cut found in another scope, in the variables of this one; None where its stages are decided together."""
+    """Return a cut of another scope in the variables of this one; None if its stages are decided together here."""
     assert isinstance(key, Chain)
     space: RetentionSpace = block.model().space
     chain = key._replace(b=int(space.ends[key.b]))
     if not space.first_stages[chain.path[0]] <= space.decided[chain.s] < chain.b:
         return None
     if block.pressure is not None:
-        block.pressure.begun(chain.s)
+        block.pressure.learn_from_cut(chain.s)
     return _rows(block).row(chain, 0.0)
 
 

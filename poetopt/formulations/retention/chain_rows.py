@@ -1,4 +1,4 @@
-"""Chain cuts in the variables of one model, whatever scope they were found in."""
+"""Chain cuts in the variables of one model, also those that were found in another scope."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from poetopt.formulations.rows import Row
 
 
 class Chain(NamedTuple):
-    """The identity of a cut in every scope: the window (s, b], and the path from its last tensor to its first.
+    """Key of a cut in every scope: the window (s, b], and the path from its last tensor to its first.
 
+    Attributes
+    ----------
     by_page
-        For each tensor of the path, whether its page-ins (True) or its one page-out stand in the cut.
+        For each tensor of the path, whether the cut has its page-ins (True) or its one page-out.
     """
 
     s: int
@@ -27,12 +29,14 @@ class Chain(NamedTuple):
 
 
 Timed = tuple[list[int], list[Any]]
-"""Stages, ascending, and a variable of each."""
+"""Stages in ascending order, with a variable of each."""
 
 
 class ChainRows:
-    """The variables of a model by tensor and stage, in lists: rows are made by the thousand, and Pyomo's lookups take a
-    microsecond an entry."""
+    """Variables of a model by tensor and stage, from which it makes rows.
+
+    They are in lists because rows are made by the thousand, and Pyomo's lookups take a microsecond an entry.
+    """
 
     def __init__(self, model: PyomoBlock) -> None:
         space: RetentionSpace = model.space
@@ -62,14 +66,14 @@ class ChainRows:
         self._streamed_out: dict[int, list[Any]] = {}
         if space.streams:
             streamed = list(model.streaming.y.values())
-            for (i, j, t), own in sorted(space.streamed_in.items(), key=lambda entry: entry[0][2]):
+            for (i, j, t), runs in sorted(space.streamed_in.items(), key=lambda entry: entry[0][2]):
                 times, variables = self._streamed_in.setdefault((i, j), ([], []))
-                times += [t] * len(own)
-                variables += [streamed[n] for n in own]
-            self._streamed_out = {i: [streamed[n] for n in own] for i, own in space.streamed_out.items()}
+                times += [t] * len(runs)
+                variables += [streamed[n] for n in runs]
+            self._streamed_out = {i: [streamed[n] for n in runs] for i, runs in space.streamed_out.items()}
 
     def row(self, chain: Chain, violation: float) -> Row:
-        """The cut of `chain`, of which a point misses `violation`."""
+        """Return the cut of `chain`, which a point violates by `violation`."""
         s, b, path, by_page = chain
         variables: list[object] = []
         producer = self._producers[path[-1]]
@@ -91,24 +95,24 @@ class ChainRows:
         return Row(variables, [1.0] * len(variables), 1.0, np.inf, violation, "chain cut", key=self._key(chain))
 
     def _key(self, chain: Chain) -> Chain:
-        """The same cut with stages that mean the same where others are decided together.
+        """Return `chain` with stages that mean the same in scopes that decide stages separately.
 
-        It begins as what is decided together ends, as nothing is decided within, and ends at a read behind that.
+        The window begins where a group of stages that are decided together ends, and ends at a read after that.
         """
         return chain._replace(s=self._space.decided[chain.s], b=self._space.uses[chain.path[0]][chain.b])
 
 
 def _timed(places: Iterable[tuple[int, int]], variables: Iterable[Any], count: int) -> list[Timed]:
-    """For each of `count` owners, its variables: `places` has owner and stage of each."""
-    found: list[Timed] = [([], []) for _ in range(count)]
+    """Return the variables of each of `count` owners; `places` has owner and stage of each variable."""
+    by_owner: list[Timed] = [([], []) for _ in range(count)]
     for (owner, stage), variable in zip(places, variables, strict=True):
-        stages, own = found[owner]
+        stages, owned = by_owner[owner]
         stages.append(stage)
-        own.append(variable)
-    return found
+        owned.append(variable)
+    return by_owner
 
 
 def _between(timed: Timed, s: int, b: int) -> list[Any]:
-    """Those of the stages in (s, b]."""
+    """Return the variables of the stages in (s, b]."""
     stages, variables = timed
     return variables[bisect_right(stages, s) : bisect_right(stages, b)]

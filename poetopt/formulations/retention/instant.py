@@ -1,4 +1,4 @@
-"""The intra-stage row of one recomputation, at one point: see `retention.memory` for the mathematics."""
+"""Intra-stage row of one recomputation at one point; `retention.memory` has the mathematics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from poetopt.formulations.block import PyomoBlock
 from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Row
 
-Way = list[tuple[list[Any], int, float]]
-"""A way for a tensor to be there: (the entries of a variable, the place of one of them, its value), to be added up.
+ShareTerms = list[tuple[list[Any], int, float]]
+"""Terms whose sum is the share of a tensor in RAM for one reason: (entries of a variable, index of one, its value).
 
-A place below 0 is taken from the rest: -1 - place is the variable's. Without entries it is a constant, the value.
+A negative index n means that the entry -1 - n is subtracted. Without entries the term is a constant, the value.
 """
 
 
 class Instant:
-    """The bytes that are live while operator j is recomputed in stage t: terms beside those that span the stage."""
+    """Bytes live while operator j is recomputed in stage t: terms besides those of tensors that span the stage."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Instant:
         self.block, self.space, self.t = block, space, t
         self.constant = 0.0
         self.nbytes = 0.0
-        """The sum at the point."""
+        """Bytes at the point."""
         self.terms: list[tuple[float, list[Any], int]] = []
-        """(bytes, the entries of a variable, the place of one of them)"""
+        """Terms (bytes, entries of a variable, index of one of them)."""
         keep, again = block.keep, block.again
         operator = space.problem.operators[j]
         size = space.tensor_bytes
@@ -59,7 +59,7 @@ class Instant:
             elif producer > j and (space.point_real[e] or not space.transfer_times):
                 self._add(m, stayed)
             elif space.point_real[e] and (i, t, t) not in space.streamed_in:
-                self._fix(m)
+                self._add_constant(m)
             elif space.transfer_times:
                 again_here = space.point_recompute[e]
                 came = [(block.back, page, p[e])] if page >= 0 else []
@@ -68,21 +68,21 @@ class Instant:
                 after = int(space.point_after[e])
                 onward = [] if after < 0 else [(keep, after, k[after])]
                 reads = [(h, space.recompute_of[h, t]) for h in space.problem.readers[i] if h in allowed]
-                self._amid(m, onward, came, [(h, y, r[y]) for h, y in reads], j if producer < j else -1)
+                self._add_movable(m, onward, came, [(h, y, r[y]) for h, y in reads], j if producer < j else -1)
             else:
-                ways = []
+                candidates = []
                 if not space.point_last[e]:
-                    on = int(space.point_after[e])
-                    ways.append([(keep, on, k[on])])
+                    next_point = int(space.point_after[e])
+                    candidates.append([(keep, next_point, k[next_point])])
                 for h in space.problem.readers[i]:
                     if h >= j and h in allowed:
-                        ways.append(self._read(i, h, r))
+                        candidates.append(self._read(i, h, r))
                 if space.point_real[e]:
-                    ways.append(self._own_read(i))
-                if ways:
-                    self._add(m, max(ways, key=_total))
+                    candidates.append(self._own_read(i))
+                if candidates:
+                    self._add(m, max(candidates, key=_total))
         for i in sorted(outputs):
-            # no point here: the tensor is unwanted now, or kept across the stage and overwritten in place
+            # the tensor has no point at this stage: nothing needs it, or it is kept across and overwritten in place
             kept = next((e for e in block.spanning[t] if space.point_tensor[e] == i), None)
             if kept is None:
                 self._add(float(size[i]), [(again, x, r[x])])
@@ -93,102 +93,108 @@ class Instant:
     def _add_stored(
         self, i: int, e: int, m: float, page: int, j: int, x: int, r: list[float], k: list[float], p: list[float]
     ) -> None:
-        """The terms of a tensor whose home is storage: it comes in right before its first reader of the stage.
+        """Add the terms of a tensor whose home is storage: it comes in right before its first reader of the stage.
 
-        Where runs stream, also of one whose operator stands before j: it may run again in this stage.
+        If runs stream, this also holds for a tensor whose operator comes before j, and may run again in this stage.
         """
         space, block = self.space, self.block
         keep = block.keep
-        before: list[Way] = []
-        later: list[Way] = []
-        ways: list[tuple[float, list[tuple[float, Way]], float]] = []
+        earlier: list[ShareTerms] = []
+        later: list[ShareTerms] = []
+        candidates: list[tuple[float, list[tuple[float, ShareTerms]], float]] = []
         for h in space.problem.readers[i]:
-            here = space.recompute_of.get((h, self.t))
-            if here == x:
-                own = self._read(i, h, r)
-                ways.append((_total(own), [(1.0, own)], 0.0))
-            elif here is not None:
-                (before if h < j else later).append(self._read(i, h, r))
+            recomputation = space.recompute_of.get((h, self.t))
+            if recomputation == x:
+                read = self._read(i, h, r)
+                candidates.append((_total(read), [(1.0, read)], 0.0))
+            elif recomputation is not None:
+                (earlier if h < j else later).append(self._read(i, h, r))
         if space.point_real[e] and (i, self.t, self.t) in space.streamed_in:
             later.append(self._own_read(i))
         elif space.point_real[e]:
-            there = [[(keep, e, k[e])], *before, *(way[1][0][1] for way in ways)]
-            made = int(space.point_recompute[e])
-            if made >= 0:
-                there.append([(block.again, made, r[made])])
-            self._add(m, max(there, key=_total))
+            shares = [[(keep, e, k[e])], *earlier, *(candidate[1][0][1] for candidate in candidates)]
+            own_recompute = int(space.point_recompute[e])
+            if own_recompute >= 0:
+                shares.append([(block.again, own_recompute, r[own_recompute])])
+            self._add(m, max(shares, key=_total))
             return
-        on = int(space.point_after[e])
-        if on >= 0:
-            later.append([(keep, on, k[on])])
+        next_point = int(space.point_after[e])
+        if next_point >= 0:
+            later.append([(keep, next_point, k[next_point])])
         if later:
             last = max(later, key=_total)
-            # it was kept for the last one, as it wasn't paged in; or an earlier one had it already
+            # without a page-in it was kept for the last reader, or an earlier reader had it already
             paged = [(-1.0, [(block.back, page, p[e])])] if page >= 0 else []
-            ways.append((_total(last) - p[e], [(1.0, last), *paged], 0.0))
-            if before:
-                first = max(before, key=_total)
-                ways.append((_total(first) + _total(last) - 1.0, [(1.0, first), (1.0, last)], -1.0))
-        value, parts, constant = max(ways, key=lambda way: way[0], default=(0.0, [], 0.0))
+            candidates.append((_total(last) - p[e], [(1.0, last), *paged], 0.0))
+            if earlier:
+                first = max(earlier, key=_total)
+                candidates.append((_total(first) + _total(last) - 1.0, [(1.0, first), (1.0, last)], -1.0))
+        value, parts, constant = max(candidates, key=lambda candidate: candidate[0], default=(0.0, [], 0.0))
         if value > 0:
-            self._fix(m * constant)
-            for sign, way in parts:
-                self._add(sign * m, way)
+            self._add_constant(m * constant)
+            for sign, candidate in parts:
+                self._add(sign * m, candidate)
 
-    def _read(self, i: int, h: int, r: list[float]) -> Way:
-        """The share of operator h that runs again in the stage with tensor i in RAM."""
+    def _read(self, i: int, h: int, r: list[float]) -> ShareTerms:
+        """Return the share of operator h that runs again in the stage with tensor i in RAM."""
         x = self.space.recompute_of[h, self.t]
         streamed = self.space.streamed_in.get((i, h, self.t), ())
         return [(self.block.again, x, r[x]), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
 
-    def _own_read(self, i: int) -> Way:
-        """The share of the stage's own operator that runs with tensor i in RAM, where it may stream it."""
+    def _own_read(self, i: int) -> ShareTerms:
+        """Return the share of the stage's own operator that runs with tensor i in RAM, if it may stream it."""
         streamed = self.space.streamed_in[i, self.t, self.t]
         return [([], 0, 1.0), *((self.block.streamed, -1 - n, -self.y[n]) for n in streamed)]
 
-    def _amid(self, m: float, onward: Way, came: Way, reads: list[tuple[int, int, float]], j: int) -> None:
-        """A tensor that the stage's own operator doesn't read, where it may be moved in any stage: the largest of ways.
+    def _add_movable(
+        self, m: float, onward: ShareTerms, came: ShareTerms, reads: list[tuple[int, int, float]], j: int
+    ) -> None:
+        """Add the terms of a tensor that the stage's own operator doesn't read and that may be moved in any stage.
 
+        The terms are those that attain the maximum at the point.
+
+        Parameters
+        ----------
         onward
-            How it may be kept beyond the stage, if at all.
+            Terms of its being kept beyond the stage, if possible.
         came
-            How it may have come in this stage.
+            Terms of its having come in this stage.
         reads
-            (operator, recomputation, value) of what may read it in this stage.
+            (operator, recomputation, value) of the recomputes that may read it in this stage.
         j
-            The operator that is recomputed, where that of the tensor stands before it; else -1.
+            The recomputed operator if the tensor's operator comes before it; else -1.
         """
         again = self.block.again
-        ways: list[tuple[float, Way, Way]] = [(0.0, [], [])]
+        candidates: list[tuple[float, ShareTerms, ShareTerms]] = [(0.0, [], [])]
         if onward:
-            ways.append((_total(onward) - _total(came), onward, came))
+            candidates.append((_total(onward) - _total(came), onward, came))
         for h, y, value in reads:
             read = [(again, y, value)]
             if j < 0:
-                ways.append((value - _total(came), read, came))
+                candidates.append((value - _total(came), read, came))
             elif h >= j:
-                ways.append((value, read, []))
+                candidates.append((value, read, []))
             elif onward:
-                ways.append((value + _total(onward) - 1, [*onward, *read], []))
-        _, plus, minus = max(ways, key=lambda way: way[0])
+                candidates.append((value + _total(onward) - 1, [*onward, *read], []))
+        _, plus, minus = max(candidates, key=lambda candidate: candidate[0])
         self._add(m, plus)
         self._add(-m, minus)
         if len(plus) > 1:
-            self._fix(-m)
+            self._add_constant(-m)
 
-    def _fix(self, nbytes: float) -> None:
+    def _add_constant(self, nbytes: float) -> None:
         self.constant += nbytes
         self.nbytes += nbytes
 
-    def _add(self, nbytes: float, way: Way) -> None:
-        for variables, place, value in way:
+    def _add(self, nbytes: float, share: ShareTerms) -> None:
+        for variables, place, value in share:
             if not variables:
                 self.constant += nbytes * value
             elif place < 0:
                 self.terms.append((-nbytes, variables, -1 - place))
             else:
                 self.terms.append((nbytes, variables, place))
-        self.nbytes += nbytes * _total(way)
+        self.nbytes += nbytes * _total(share)
 
     def row(self, violation: float) -> Row:
         unit = self.space.memory_unit
@@ -214,7 +220,7 @@ class Instant:
 
 
 def _sized_points(block: PyomoBlock, t: int) -> list[tuple[int, int, float, int, int]]:
-    """(point, tensor, bytes, page-in or -1, producer) of each tensor that takes room and has a point at stage t."""
+    """Return (point, tensor, bytes, page-in or -1, producer) of each tensor with bytes and a point at stage t."""
     if t not in block.sized:
         space: RetentionSpace = block.model().space
         points = np.array(space.points_at[t])
@@ -227,9 +233,9 @@ def _sized_points(block: PyomoBlock, t: int) -> list[tuple[int, int, float, int,
             strict=True,
         )
         block.sized[t] = [(e, i, m, page, space.problem.tensors[i].producer) for e, i, m, page in rows if m]
-    found: list[tuple[int, int, float, int, int]] = block.sized[t]
-    return found
+    sized: list[tuple[int, int, float, int, int]] = block.sized[t]
+    return sized
 
 
-def _total(way: Way) -> float:
-    return sum(value for _, _, value in way)
+def _total(share: ShareTerms) -> float:
+    return sum(value for _, _, value in share)

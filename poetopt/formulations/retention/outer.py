@@ -1,44 +1,47 @@
-r"""The outer approximation of all plans: a relaxation of `retention` with a point for each plan. Where it has none, no
-plan exists.
+r"""Outer approximation of all plans: a relaxation of `retention` with a point for each plan.
 
-Plans may do more than `retention` has decisions for: run an operator twice in a stage, write a tensor and read it back
-between two recomputes, page in what the stage before has read. The *shadow* of a plan has
+If it is infeasible, no plan exists. Plans may do more than `retention` has decisions for: run an operator twice in a
+stage, write a tensor and read it back between two recomputes, page in a tensor that the stage before has read. The
+*shadow* of a plan has
 
-- $r_{j,t} = 1$ where j runs again in stage t, however often; $o_i = 1$ where i is written out;
-- $p_{i,q} = 1$ where i is paged in after stage $q^-$ and by the end of stage q;
-- $k_{i,q} = 1$ where i is in RAM from the end of stage $q^-$ until stage q begins, without a break.
+- $r_{j,t} = 1$ if j runs again in stage t, however often; $o_i = 1$ if i is written out;
+- $p_{i,q} = 1$ if i is paged in after stage $q^-$ and by the end of stage q;
+- $k_{i,q} = 1$ if i is in RAM from the end of stage $q^-$ until stage q begins, without a break.
 
-The rows of `retention` hold of it on what was there before, what is read, what is written first, and what is live while
-a stage's own operator runs; making twice what is there is no waste. While j is recomputed in stage t, what is in RAM as
-the stage begins and as it ends, and is neither made nor paged in meanwhile, is there:
+The shadow satisfies the rows of `retention` on continuity, on reads, on writes before page-ins, and on memory while a
+stage's own operator runs. The rows against waste don't apply: a plan may make a tensor twice. While j is recomputed in
+stage t, a tensor is live if it is in RAM when the stage begins and when it ends, and is neither made nor paged in
+meanwhile:
 
 $$ (w_j + \sum_{i \in in(j) \cup out(j)} m_i)\, r_{j,t} + \sum_{i:\, q^- < t < q} m_i k_{i,q}
    + \sum_{i:\, t \in P_i} m_i \max(0,\ k_{i,t} + e_{i,t} - 1 - r_{g(i),t} - p_{i,t}) \le B $$
 
-over tensors that j neither reads nor writes, with $e_{i,t} = 1$ where stage t's own operator reads i, else
-$k_{i,t^+}$. Sums count each decision once, so never more than the plan's.
+over tensors that j neither reads nor writes, with $e_{i,t} = 1$ if stage t's own operator reads i, else $k_{i,t^+}$.
+Sums count each decision once, so they never exceed those of the plan.
 
-*Each plan that wastes nothing has its shadow in here.* What is wasted may be left out, as far as only sums are bounded:
-blocks that ask for anything else are left out of it (`composition.outer_of`).
+*The relaxation contains the shadow of each plan without waste.* A plan may drop its waste as long as only sums are
+bounded, so `composition.outer_of` leaves out blocks that bound anything else.
 
-*Where stages are decided together* (`RetentionSpace.ends`) the shadow has, of those whose last one is b,
+*If stages are decided together* (`RetentionSpace.ends`), consider a group of stages whose last one is b. The shadow has
 
-- $r_{j,b} = 1$ where j runs again in any of them, unless its first run is one of them; $p_{i,b}$ likewise;
-- $k_{i,q} = 1$ where i is in RAM from the end of the last stage of $q^-$'s until the first of q's begins, without a
-  break.
+- $r_{j,b} = 1$ if j runs again in any of them, unless its first run is in one of them; $p_{i,b}$ likewise;
+- $k_{i,q} = 1$ if i is in RAM from the end of the last stage of $q^-$'s group until the first of q's group begins,
+  without a break.
 
-The same rows hold of it: what is read in any of them was there as they began, or was made or paged in in one. Memory is
-counted where it is certain: what is kept across all of them, and at the last one what is kept beyond it, as that was
-there while its operator ran, unless it wrote it. Rows on recomputes are left out. A network of a thousand operators has
-half a million recomputes; with its stages in 20 runs it has ten thousand, and mostly the same bound.
+It satisfies the same rows: a tensor that any of them reads was there when the group began, or was made or paged in in
+the group. Memory counts only where it is certain. That is a tensor that is kept across all stages of the group, and at
+the last stage a tensor that is kept beyond it: it was there while the operator of the last stage ran, unless that wrote
+it. Rows on recomputes are left out. A network of a thousand operators has half a million recomputes; with its stages in
+20 groups it has ten thousand, and mostly the same bound.
 
-*Where runs may stream*, an operator takes no more than in its leanest way, and what it streams is paged in or written
-in the same stage, for its share of what the variant costs above the plain run: with $\Phi_v$ the variant's joules,
+*If runs may stream*, an operator takes only the bytes of its smallest variant. Its streamed tensors are paged in or
+written in the same stage, for their share of the variant's cost above the plain run. With $\Phi_v$ the variant's joules
+the price of a page-in is
 
 $$ \Phi^{in}_i \min \left( 1, \min_v \frac{\Phi_v - \Phi_j}
    {\sum_{i' \in in(v)} \Phi^{in}_{i'} + \sum_{i' \in out(v)} \Phi^{out}_{i'}} \right) $$
 
-over all variants that stream i, and likewise of $\Phi^{out}_i$. Their seconds count for nothing.
+over all variants that stream i, and likewise for $\Phi^{out}_i$. Their seconds are 0.
 """
 
 from __future__ import annotations
@@ -71,48 +74,54 @@ from poetopt.graph.problem.problem import run_bytes
 def outer_space(
     problem: Problem, limits: Limits, scope: str, paging: bool, remat: bool, kind: Kind = Kind.SHADOW
 ) -> RetentionSpace:
-    """All recomputes, and a page-in at each point; of the stages of transfers it knows nothing.
+    """Return the space with all recomputes and a page-in at each point, but without stages of transfers.
 
-    With `full:N` as scope stages are decided together until some N recomputes are left.
+    With the scope `full:N` it decides stages together until about N recomputes are left.
     """
     room = limits.ram_bytes - problem.reserve_bytes
-    least = [min((n for n in _ways_bytes(problem, k, paging) if n <= room), default=0) for k in _range(problem)]
-    most = int(scope.partition(":")[2] or 0)
-    ends = _ends(problem, limits, most) if remat and most else None
-    plainly = _unstreamed(problem) if paging else _plain(problem)
-    space = retention_space(plainly, limits, "full", paging, remat, kind, ends)
+    least_bytes = [
+        min((n for n in _variant_bytes(problem, k, paging) if n <= room), default=0) for k in _operator_range(problem)
+    ]
+    max_recomputes = int(scope.partition(":")[2] or 0)
+    ends = _group_ends(problem, limits, max_recomputes) if remat and max_recomputes else None
+    relaxed = _with_cheapest_transfers(problem) if paging else _without_variants(problem)
+    space = retention_space(relaxed, limits, "full", paging, remat, kind, ends)
     pages = np.arange(len(space.point_tensor) if paging else 0)
     index = np.arange(len(space.point_tensor)) if paging else np.full(len(space.point_tensor), -1, dtype=np.int64)
-    known = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
+    values = {field.name: getattr(space, field.name) for field in fields(RetentionSpace)}
     streams = paging and any(operator.variants for operator in problem.operators)
-    known |= {"name": ALL, "page_point": pages, "page_index": index, "least": tuple(least) if streams else ()}
-    return OuterSpace(**known)
+    values |= {"name": ALL, "page_point": pages, "page_index": index, "least": tuple(least_bytes) if streams else ()}
+    return OuterSpace(**values)
 
 
-def _ends(problem: Problem, limits: Limits, most: int) -> Ints | None:
-    """(n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None: itself.
+def _group_ends(problem: Problem, limits: Limits, max_recomputes: int) -> Ints | None:
+    """Return (n_stages,) the stage that decides for each (see `RetentionSpace.ends`); None if each decides for itself.
 
-    Memory counts at the last of those that are decided together. The stages at which ordinary training has not enough
-    of it are parted into as many runs as leave some `most` recomputes; each run's fullest stage is one of the last.
+    Memory counts only at the last stage of a group. So the stages at which ordinary training exceeds the budget are
+    split into as many groups as leave about `most` recomputes, and each group ends at its fullest stage.
     """
     recomputes = count_recomputes(problem, "full")
-    if recomputes <= most:
+    if recomputes <= max_recomputes:
         return None
     n, room = len(problem.operators), limits.ram_bytes - problem.reserve_bytes
-    live = ordinary_bytes(problem)
-    short = np.flatnonzero(live > room)
-    count = max(1, min(len(short), n * most // recomputes))
-    last = {int(part[np.argmax(live[part])]) for part in np.array_split(short, count) if len(part)} | {n - 1}
-    ends = np.array(sorted(last))
+    live_bytes = ordinary_bytes(problem)
+    full_stages = np.flatnonzero(live_bytes > room)
+    count = max(1, min(len(full_stages), n * max_recomputes // recomputes))
+    last_stages = {
+        int(part[np.argmax(live_bytes[part])]) for part in np.array_split(full_stages, count) if len(part)
+    } | {n - 1}
+    ends = np.array(sorted(last_stages))
     return ends[np.searchsorted(ends, np.arange(n))]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OuterSpace(RetentionSpace):
-    """`RetentionSpace`, in which operators take no more than in their leanest ways.
+    """`RetentionSpace` in which each operator takes only the bytes of its smallest variant.
 
+    Attributes
+    ----------
     least
-        (n_operators,) what each takes of the arena then; empty where nothing streams.
+        (n_operators,) bytes of the smallest variant in the arena; empty if nothing streams.
     """
 
     least: tuple[int, ...] = ()
@@ -136,33 +145,33 @@ class OuterSpace(RetentionSpace):
         return float(math.gcd(int(unit), *self.least) or 1)
 
 
-def _range(problem: Problem) -> range:
+def _operator_range(problem: Problem) -> range:
     return range(len(problem.operators))
 
 
-def _ways_bytes(problem: Problem, k: int, paging: bool) -> list[int]:
-    """The bytes that operator k takes of the arena, run plain and by each of its variants."""
+def _variant_bytes(problem: Problem, k: int, paging: bool) -> list[int]:
+    """Return the bytes of operator k in the arena, for the plain run and for each of its variants."""
     variants = problem.operators[k].variants if paging else ()
     return [int(run_bytes(problem, k, v)) for v in range(len(variants) + 1)]
 
 
-def _plain(problem: Problem) -> Problem:
+def _without_variants(problem: Problem) -> Problem:
     return replace(problem, operators=tuple(replace(operator, variants=()) for operator in problem.operators))
 
 
-def _unstreamed(problem: Problem) -> Problem:
-    """The problem without variants, in which what they stream is moved for no more than they take."""
+def _with_cheapest_transfers(problem: Problem) -> Problem:
+    """Return the problem without variants, with transfers no more expensive than in any variant that streams them."""
     tensors = problem.tensors
     share: dict[int, float] = {}
     for operator in problem.operators:
-        for way in operator.variants:
-            whole = sum(tensors[i].page_in_j for i in way.streamed_in)
-            whole += sum(tensors[i].page_out_j for i in way.streamed_out)
-            more = max(0.0, way.energy_j - operator.energy_j)
-            for i in {*way.streamed_in, *way.streamed_out}:
-                share[i] = min(share.get(i, 1.0), more / whole if whole else 1.0)
+        for variant in operator.variants:
+            paging_j = sum(tensors[i].page_in_j for i in variant.streamed_in)
+            paging_j += sum(tensors[i].page_out_j for i in variant.streamed_out)
+            extra_j = max(0.0, variant.energy_j - operator.energy_j)
+            for i in {*variant.streamed_in, *variant.streamed_out}:
+                share[i] = min(share.get(i, 1.0), extra_j / paging_j if paging_j else 1.0)
     if not share:
-        return _plain(problem)
+        return _without_variants(problem)
     moved = tuple(
         tensor.moved_for(
             page_in_j=share[i] * tensor.page_in_j,
@@ -174,12 +183,12 @@ def _unstreamed(problem: Problem) -> Problem:
         else tensor
         for i, tensor in enumerate(tensors)
     )
-    return replace(_plain(problem), tensors=moved)
+    return replace(_without_variants(problem), tensors=moved)
 
 
 @dataclass(frozen=True)
 class _Stay:
-    """A tensor that is in RAM throughout a stage: at least `value` of its bytes, a linear expression of decisions."""
+    """A tensor that is in RAM throughout a stage: at least the share `value`, a linear expression of decisions."""
 
     tensor: int
     nbytes: float
@@ -190,21 +199,21 @@ class _Stay:
 
 
 def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
-    """The rows of recomputes during which more than the budget is live, whatever the plan."""
+    """Return the rows of recomputes during which every plan would exceed the budget."""
     model = block.model()
     space: RetentionSpace = model.space
-    if space.joined:  # nothing is said of a moment inside
+    if space.has_groups:  # memory inside of a group of stages is unknown
         return []
     r, k = point[model.recompute.r], point[model.residency.k].tolist()
     p = point[model.paging.p].tolist() if space.paging else []
     room, unit = space.room_bytes, space.memory_unit
     active = np.flatnonzero(r > ACTIVE).tolist()
     stays = {t: _stays(block, t, r.tolist(), k, p) for t in {int(space.recompute_stage[x]) for x in active}}
-    found = []
+    rows = []
     for x in active:
         operator = space.problem.operators[space.recompute_operator[x]]
-        own = {*operator.inputs, *operator.outputs}
-        others = [stay for stay in stays[int(space.recompute_stage[x])] if stay.tensor not in own]
+        operands = {*operator.inputs, *operator.outputs}
+        others = [stay for stay in stays[int(space.recompute_stage[x])] if stay.tensor not in operands]
         needed = float(space.working_set_bytes[space.recompute_operator[x]])
         live = needed * float(r[x]) + sum(stay.nbytes * stay.value for stay in others)
         if live > room * (1 + VIOLATION):
@@ -213,17 +222,17 @@ def _separate(block: PyomoBlock, point: PointLike) -> list[Row]:
                 variables += stay.variables
                 coefficients += [stay.nbytes * sign / unit for sign in stay.signs]
             upper = (room - sum(stay.nbytes * stay.constant for stay in others)) / unit
-            found.append(Row(variables, coefficients, -math.inf, upper, live / room - 1, "outer", core=True))
-    return found
+            rows.append(Row(variables, coefficients, -math.inf, upper, live / room - 1, "outer", core=True))
+    return rows
 
 
 def _stays(block: PyomoBlock, t: int, r: list[float], k: list[float], p: list[float]) -> list[_Stay]:
-    """The tensors in RAM throughout stage t at a point, as far as that is certain."""
+    """Return the tensors that are certainly in RAM throughout stage t at a point."""
     space: RetentionSpace = block.model().space
     keep, again, back = block.keep, block.again, block.back
     size = space.tensor_bytes[space.point_tensor].tolist()
     tensor = space.point_tensor.tolist()
-    found = [_Stay(tensor[e], size[e], k[e], [keep[e]], [1.0]) for e in block.spanning[t] if k[e] > 0]
+    stays = [_Stay(tensor[e], size[e], k[e], [keep[e]], [1.0]) for e in block.spanning[t] if k[e] > 0]
     for e in space.points_at.get(t, ()):
         variables, signs, value, constant = [keep[e]], [1.0], k[e], 0.0
         after = int(space.point_after[e])
@@ -237,13 +246,15 @@ def _stays(block: PyomoBlock, t: int, r: list[float], k: list[float], p: list[fl
                 signs.append(-1.0)
                 value -= values[index]
         if value > 0:
-            found.append(_Stay(tensor[e], size[e], value, variables, signs, constant))
-    return found
+            stays.append(_Stay(tensor[e], size[e], value, variables, signs, constant))
+    return stays
 
 
-def _wakes(space: Space) -> bool:
-    """With DMA the rows ask how long the channel is busy, and a plan may move more often than its shadow; where runs
-    stream they move by themselves.
+def _needs_activation_rows(space: Space) -> bool:
+    """Return whether the rows of `storage_activation` hold for shadows: not with DMA, and not if runs stream.
+
+    With DMA the rows count how long the channel is busy, and a plan may move a tensor more often than its shadow.
+    Streamed runs transfer without page-ins and page-outs.
     """
     assert storage_activation.when is not None
     streams = bool(getattr(space, "least", ()))
@@ -258,7 +269,7 @@ OUTER = (
     closing,
     rounding,
     chain_cuts,
-    replace(storage_activation, when=_wakes),
+    replace(storage_activation, when=_needs_activation_rows),
     deadline,
 )
-"""Its blocks, in building order. Rounding needs no more than the memory rows of the stages' own operators."""
+"""Blocks of the relaxation, in building order. `rounding` needs only the memory rows of the stages' own operators."""

@@ -1,4 +1,4 @@
-r"""Block `page_out_times`: in which stage a tensor is written out, where a block may care (`Block.transfer_times`).
+r"""Block `page_out_times`: stage of each page-out, if a block may depend on it (`Block.transfer_times`).
 
 With $x_{i,t}$ for each stage t after i's first compute g(i), up to its last page-in:
 
@@ -8,17 +8,18 @@ $$ \begin{aligned}
    x_{i,t} &\le k_{i,t} && \text{unless } t - 1 \text{ is } g(i) \text{ or a real use of i}
    \end{aligned} $$
 
-A page-out stands where its stage begins, right after operator t-1. What that operator wrote or read is in RAM then, and
-goes at once if nothing keeps it; what it didn't touch has to stay through its compute, and so up to point t.
+A page-out is at the beginning of its stage, right after operator t-1. A tensor that operator t-1 wrote or read is in
+RAM then, and is freed at once if nothing keeps it. Any other tensor has to stay through that compute, and so up to
+point t.
 
 | symbol      | attribute | unit | meaning                                  |
 |-------------|-----------|------|------------------------------------------|
 | $x_{i,t}$   | `x`       | -    | tensor i is written out as stage t begins |
 
-Once is enough: a copy stays valid. What storage holds from the start is written back right after its update, as ever.
-Where no block cares when tensors are moved, t is g(i) + 1 in some optimum, and the block is left out (see `paging`).
+One page-out is enough, as a copy stays valid. A tensor whose home is storage is written back right after its update. If
+no block depends on the stages of transfers, t is g(i) + 1 in some optimum, and the block is left out (see `paging`).
 
-Source: M_out and the rows 1d, 1e and 1f of the paper, for a plan: what is written needn't stay for the stage.
+Source: M_out and the rows 1d, 1e and 1f of the paper. In a plan a written tensor needn't stay for the stage.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from poetopt.formulations.retention.symbols import Symbols
 
 
 def page_out_stages(space: RetentionSpace) -> list[tuple[int, int]]:
-    """(tensor, stage) of the page-outs whose stage a space decides, ascending: each before a page-in of its tensor."""
+    """Return (tensor, stage) of the page-outs that a space decides, ascending, each before a page-in of its tensor."""
     last: dict[int, int] = {}
     for e in space.page_point.tolist():
         if not space.stored[space.point_tensor[e]]:
@@ -43,7 +44,7 @@ def page_out_stages(space: RetentionSpace) -> list[tuple[int, int]]:
 
 
 def there_anyway(space: RetentionSpace, i: int, t: int) -> bool:
-    """Say whether tensor i is in RAM as stage t begins whatever is kept: the operator before it wrote or read it."""
+    """Return whether tensor i is in RAM when stage t begins because operator t-1 wrote or read it."""
     return t - 1 == space.problem.tensors[i].producer or t - 1 in space.problem.readers[i]
 
 
@@ -65,17 +66,17 @@ def _build(block: PyomoBlock) -> None:
     block.once = equation(
         written,
         lambda i: sum(x[i, t] for t in stages_of[i]) == o[i],
-        "what is written out is so in one stage",
+        "a tensor that is written out is so in one stage",
     )
     block.before = equation(
         paged,
         lambda i, q: p[i, q] <= sum(x[i, t] for t in stages_of[i] if t < q),
-        "(1d, 1e) what is paged in was written before",
+        "(1d, 1e) a tensor that is paged in was written before",
     )
     block.resident = equation(
         held,
         lambda i, t: x[i, t] <= k[i, t],
-        "(1f) what is written out is in RAM",
+        "(1f) a tensor that is written out is in RAM",
     )
     tensors, stages = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     block.page_outs = Decisions(block.x, np.arange(len(pairs)), stages, tensors)

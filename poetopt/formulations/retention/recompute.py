@@ -1,4 +1,4 @@
-r"""Block `recompute`: which operators run again, and when.
+r"""Block `recompute`: operators that run again, by stage.
 
 For each operator j that may be recomputed in stage t
 
@@ -11,7 +11,7 @@ $$ r_{j,t} \in \{0, 1\}, \qquad
 | $\Phi_j$    | -         | J    | energy of one compute                       |
 | $\Psi_j$    | -         | s    | time of one compute                         |
 
-Source: the paper's R restricted to t != j (R[t,t] = 1 is not a decision).
+Source: the paper's R restricted to t != j (R[t,t] = 1 is no decision).
 """
 
 from __future__ import annotations

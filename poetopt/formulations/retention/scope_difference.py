@@ -1,17 +1,17 @@
-r"""Scope-difference cuts: what one scope holds beyond another, as a row.
+r"""Scope-difference cuts: rows that require a decision which an inner scope lacks.
 
-For a scope inside of the model's, with N the recomputes that only the model's has
+For a scope inside of the model's scope, with N the recomputes that only the model has,
 
 $$ \sum_{(j,t) \in N} r_{j,t} \ge 1 $$
 
-A schedule that takes none of them is no better than one of the inner scope: it has the same recomputes, and where it
-pages a tensor in at a point that the inner scope lacks, nothing reads it there, so that it may as well come in at the
-next point that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds as they
-are: so there is no such row where the order of transfers counts (a storage that is woken), nor where the proof of the
-inner scope rests on rows that leave schedules out as late.
+A schedule without any of them is no better than one of the inner scope. It has the same recomputes. If it pages a
+tensor in at a point that the inner scope lacks, nothing reads the tensor there, so it may come in at the next point
+that is read, and take less memory. That moves transfers, and leaves all sums of joules and seconds unchanged. So there
+is no such row if the order of transfers counts (powering the storage on costs energy), or if the proof of the inner
+scope rests on rows that exclude schedules as late.
 
-Where what is proven of the inner scope is of plain runs alone, with Y the streamed runs of operators that fit the
-budget plain, the row is
+If the proof of the inner scope covers only plain runs, with Y the streamed runs of operators that fit the budget
+without streaming, the row is
 
 $$ \sum_{(j,t) \in N} r_{j,t} + \sum_{(j,t,v) \in Y} y_{j,t,v} \ge 1 $$
 """
@@ -28,7 +28,7 @@ from poetopt.formulations.retention.space import RetentionSpace
 from poetopt.formulations.rows import Floats, Row
 from poetopt.plan.schedule import Schedule
 
-# Rows of points that waste nothing: each recompute and each page-in is read in its stage, or kept beyond it.
+# Dominance rows: the result of each recompute and each page-in is read in its stage, or kept beyond it.
 #
 # $$ \begin{aligned}
 # r_{j,t} &\le \sum_{i \in out(j)} \left( k_{i,t^+} + \sum_{h > j \text{ reads } i} r_{h,t} \right)
@@ -36,19 +36,19 @@ from poetopt.plan.schedule import Schedule
 # p_{i,q} &\le k_{i,q^+} + \sum_{h \text{ reads } i} r_{h,q} && \text{q's own operator doesn't read i}
 # \end{aligned} $$
 #
-# *No optimum is lost*: what nothing reads may be left out. These rows matter where schedules are left out one by one: a
-# refused one would come back with each recompute that is of no use.
+# *No optimum is lost*: a decision whose result nothing reads isn't needed. These rows matter when the search excludes
+# schedules one by one: a rejected schedule would come back with each recompute that has no use.
 
 
 def thrift(model: Any) -> list[Row]:
-    """All of them, for the decisions that a model has."""
+    """Return all dominance rows for the decisions of a model."""
     space: RetentionSpace = model.space
     problem = space.problem
     r, k = list(model.recompute.r.values()), list(model.residency.k.values())
     p = list(model.paging.p.values()) if space.paging else []
 
     def uses(i: int, t: int, above: int) -> list[Any] | None:
-        """The decisions that may need tensor i once it is there in stage t; None where its own operator does."""
+        """Return the decisions that may need tensor i in stage t; None if the stage's own operator needs it."""
         e = space.point_of.get((i, t))
         if e is None:
             return []
@@ -60,55 +60,54 @@ def thrift(model: Any) -> list[Row]:
 
     rows: list[Row] = []
     for (j, t), x in space.recompute_of.items():
-        found = [uses(i, t, j) for i in problem.operators[j].outputs]
-        if None not in found:
-            rows.append(_row(r[x], [one for some in found if some is not None for one in some]))
+        uses_of = [uses(i, t, j) for i in problem.operators[j].outputs]
+        if None not in uses_of:
+            rows.append(_row(r[x], [one for users in uses_of if users is not None for one in users]))
     for y, e in enumerate(space.page_point.tolist() if p else ()):
-        some = uses(int(space.point_tensor[e]), int(space.point_stage[e]), -1)
-        if some is not None:
-            rows.append(_row(p[y], some))
+        users = uses(int(space.point_tensor[e]), int(space.point_stage[e]), -1)
+        if users is not None:
+            rows.append(_row(p[y], users))
     return rows
 
 
-def _row(what: Any, uses: list[Any]) -> Row:
-    return Row([what, *uses], [-1.0, *[1.0] * len(uses)], 0.0, math.inf, 1.0, "thrift", core=True)
+def _row(decision: Any, uses: list[Any]) -> Row:
+    return Row([decision, *uses], [-1.0, *[1.0] * len(uses)], 0.0, math.inf, 1.0, "dominance", core=True)
 
 
 LATE = "late"
-"""The block that no-good cuts of late schedules name: a proof may rest on them."""
+"""Block name of no-good cuts of late schedules, on which a proof may rest."""
 
-# No-good cuts: what a refused schedule says of others.
+# No-good cuts: rows that a rejected schedule implies for others.
 #
-# Let R, P and K be the recomputes, page-ins (with the stages of page-outs, where the model decides them) and kept
-# intervals of a schedule of which no plan is over in time, and N the
-# recomputes that write a tensor of P again before its first page-in (R has none of them). Every schedule in time that
-# wastes nothing satisfies
+# Let R, P and K be the recomputes, page-ins (with the stages of page-outs, if the model decides them) and kept
+# intervals of a schedule without a plan in time. Let N be the recomputes that write a tensor of P again before its
+# first page-in (R has none of them). Every schedule in time and without waste satisfies
 #
 # $$ \sum_{x \in R \cup P \cup K} (1 - x) + \sum_{x \in N} x \ge 1. $$
 #
-# *Proof.* Say that a plan in time does all of R, P and K, and none of N. Leave out whatever else it does. What is
-# left is
-# a plan of the schedule: K has all that this one keeps, and a tensor that it pages in was written out while it was
-# there
-# for the first time, which it still is. Computes and transfers that are left out delay nothing (each event begins
-# at the
-# latest end of those it waits for), and nothing takes more room. So it is in time as well, which none is.
+# *Proof.* Suppose that a plan in time does all of R, P and K, and none of N. Remove everything else that it does. The
+# rest is a plan of the schedule: K has all that the schedule keeps, and a tensor that it pages in was written out while
+# it was there for the first time, which it still is. The removed computes and transfers delay nothing (each event
+# begins at the latest end of those it waits for), and nothing takes more memory. So this plan is in time as well, which
+# contradicts that the schedule has none.
 #
-# Where runs may stream (`streaming`), those that do are among the R, and all others that could among the N: a run
-# another way may take less time.
+# If runs may stream (`streaming`), the runs that do so are in R, and all other possible streamed runs are in N: a run
+# by another variant may take less time.
 #
-# N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more.
+# N matters because a page-out may belong to any stay of its tensor, and a recompute makes one more stay.
 #
-# A schedule that only the layout refuses says nothing of others, as less or more may well fit: the row is then over all
-# recomputes, page-ins and stages of page-outs, and leaves out that one alone. So is the row of one that a block
-# refuses.
+# A schedule that only has no layout implies nothing for others, as one with fewer or more decisions may fit. The row is
+# then over all recomputes, page-ins and stages of page-outs, and excludes only that schedule. The row of a schedule
+# that a block rejects is of the same kind.
 
 
 def no_good(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]], *, late: bool) -> Row:
-    """The cut that leaves `schedule` out, which has these values.
+    """Return the cut that excludes `schedule`, which has these values.
 
+    Parameters
+    ----------
     late
-        Whether it has no plan in time; else it has no layout, or a block refuses it.
+        Whether it has no plan in time. Otherwise it has no layout, or a block rejects it.
     """
     return _late(model, schedule, values) if late else _not_again(model, values)
 
@@ -138,20 +137,20 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
     for variable, array in values:
         if space.paging and variable is model.paging.o:  # follows from the page-ins
             continue
-        if space.streams and variable is model.memory.held:  # follows from what is streamed
+        if space.streams and variable is model.memory.held:  # follows from the streamed runs
             continue
-        if space.paging and space.problem.closing is not None and variable.parent_block() is model.closing:
-            continue  # follows from what stays
+        if space.paging and space.problem.closing is not None and variable.parent_block() is model.component("closing"):
+            continue  # follows from the tensors that stay
         entries = list(variable.values())
         variables += [entries[n] for n in np.flatnonzero(array > 0.5).tolist()]
     active = len(variables)
     first = schedule.first_page_ins
-    made = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
+    pairs = zip(space.recompute_operator.tolist(), space.recompute_stage.tolist(), strict=True)
     again = list(model.recompute.r.values())
-    for x, (operator, stage) in enumerate(made):
+    for x, (operator, stage) in enumerate(pairs):
         if any(stage <= first.get(i, -1) for i in space.problem.operators[operator].outputs):
             variables.append(again[x])
-    for variable, array in values:  # another way to run may take less time
+    for variable, array in values:  # another variant may take less time
         if space.streams and variable is model.streaming.y:
             variables += [entry for entry, value in zip(variable.values(), array, strict=True) if value < 0.5]
     signs = [-1.0] * active + [1.0] * (len(variables) - active)
@@ -159,20 +158,26 @@ def _late(model: Any, schedule: Schedule, values: list[tuple[Any, Floats]]) -> R
 
 
 def scope_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
-    """The row of `model` over the recomputes that the scope `inner` lacks, which must lie inside of the model's.
+    """Return the row of `model` over the recomputes that the scope `inner` lacks.
 
+    Parameters
+    ----------
+    inner
+        A scope inside of the model's.
     sources
-        The blocks whose lazy constraints the proof of the inner scope may rest on.
+        Blocks whose lazy constraints the proof of the inner scope may rest on.
     """
     new = _new_recomputes(model, inner, sources)
     return None if new is None else _at_least_one(new)
 
 
 def streaming_difference(model: Any, inner: str, sources: frozenset[str]) -> Row | None:
-    """The row over streamed runs of operators that fit plain, and over recomputes that the scope `inner` lacks.
+    """Return the row over streamed runs of operators that fit plain, and over recomputes that `inner` lacks.
 
+    Parameters
+    ----------
     inner
-        A scope that is proven of the problem where those operators run plain; it need not lie inside of the model's.
+        A scope with a proof for the problem in which those operators run plain. It need not lie inside of the model's.
     """
     space: RetentionSpace = model.space
     new = _new_recomputes(model, inner, sources)
@@ -185,7 +190,7 @@ def streaming_difference(model: Any, inner: str, sources: frozenset[str]) -> Row
 
 
 def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any] | None:
-    """r of the recomputes that the scope `inner` lacks; None where a row on them may leave out what isn't proven."""
+    """Return r of the recomputes that `inner` lacks; None if a row on them may exclude an unproven schedule."""
     space: RetentionSpace = model.space
     if space.problem.wake_j or LATE in sources:
         return None
@@ -194,7 +199,7 @@ def _new_recomputes(model: Any, inner: str, sources: frozenset[str]) -> list[Any
     new = [x for pair, x in space.recompute_of.items() if pair not in known]
     operators = [space.problem.operators[j] for j in set(space.recompute_operator[new].tolist())]
     if any(not operator.energy_j for operator in operators):
-        return None  # what costs nothing may satisfy the row for nothing, and may be in no other row of the model
+        return None  # a recompute without cost satisfies the row at no cost, and may be in no other row
     return [variables[x] for x in new]
 
 

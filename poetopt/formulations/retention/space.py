@@ -1,4 +1,4 @@
-"""The index sets of `retention`, as parallel arrays: recomputations, and the points of each tensor's life."""
+"""Index sets of `retention` as parallel arrays: recomputations, and the points of each tensor's life."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ Flags = NDArray[np.bool_]
 class RetentionSpace:
     """Points, recomputations and page-ins as parallel arrays.
 
-    A tensor's *points* are the stages where it may be read: its real uses, and the stages where an
-    operator that reads it, or that writes it, may be recomputed; one that takes no room has none.
-    Points are sorted by tensor, then stage; entry e is one point. The life of a parameter, whose home is on storage, is
-    a circle: before its first point comes its last one, of the step before.
+    A tensor's *points* are the stages where it may be read: its real uses, and the stages where an operator that reads
+    it, or that writes it, may be recomputed. A tensor without bytes has none. Points are sorted by tensor, then stage;
+    entry e is one point. The life of a parameter whose home is storage is a circle: its first point follows its last
+    point of the step before.
 
+    Attributes
+    ----------
     point_tensor, point_stage
-        (n_points,) the tensor and the stage of each point.
+        (n_points,) tensor and stage of each point.
     point_previous
-        (n_points,) the stage of the tensor's previous point; for its first, the producer's (-1: an input), or, in a
-        circle, its last one's.
+        (n_points,) stage of the tensor's previous point. For its first point it is the stage of the producer (-1: an
+        input), or in a circle that of its last point.
     point_first, point_last
         (n_points,) bool: whether the point is the tensor's first or last.
     point_real
@@ -42,17 +44,18 @@ class RetentionSpace:
     recompute_operator, recompute_stage
         (n_recomputes,) sorted by stage, then operator.
     page_point
-        (n_pages,) the points at which the tensor may be paged in.
+        (n_pages,) points at which the tensor may be paged in.
     page_index
         (n_points,) index into `page_point`, or -1.
     kind
-        How much is left out. A timed one has a point of each tensor at every stage up to its last read, so that it may
-        be moved in any; not of one whose home is storage.
+        Decisions that the space leaves out. A timed space has a point of each tensor at every stage up to its last
+        read, so that it may be moved in any of them, except for tensors whose home is storage.
     ends
-        (n_stages,) ascending: the stage that decides for each. Itself; or the last of those that are decided together:
-        what one of them would decide counts there, and what is made in one isn't made again in another.
+        (n_stages,) ascending: the stage that decides for each stage. It is the stage itself, or the last one of a group
+        that is decided together. The decisions of the group count at its last stage, and a tensor that is made in one
+        stage of the group isn't made again in another.
     streams
-        The runs that may stream operands.
+        Runs that may stream operands.
     """
 
     problem: Problem
@@ -75,7 +78,7 @@ class RetentionSpace:
     streams: Streams = field(default_factory=Streams)
 
     def __deepcopy__(self, memo: object) -> RetentionSpace:
-        """Itself, as nothing in it changes: Pyomo copies what stands on a model."""
+        """Return the object itself: Pyomo copies what is on a model, and this never changes."""
         return self
 
     @property
@@ -85,44 +88,45 @@ class RetentionSpace:
 
     @cached_property
     def stored(self) -> Flags:
-        """(n_tensors,) whether the tensor's home is storage: nothing has to be written before it is paged in."""
+        """(n_tensors,) bool: the tensor's home is storage, so it can be paged in without a page-out."""
         return np.array([tensor.stored for tensor in self.problem.tensors], dtype=bool)
 
     @cached_property
     def cyclic(self) -> Flags:
-        """(n_tensors,) whether the tensor may stay in RAM from one step to the next."""
+        """(n_tensors,) bool: the tensor may stay in RAM from one step to the next."""
         return np.array([tensor.may_stay for tensor in self.problem.tensors], dtype=bool)
 
     @cached_property
     def wrapped(self) -> Flags:
-        """(n_points,) whether the interval up to the point begins in the step before."""
+        """(n_points,) bool: the interval up to the point begins in the step before."""
         return self.point_previous >= self.point_stage
 
     @cached_property
     def point_before(self) -> Ints:
-        """(n_points,) the point before in the tensor's life; -1 where there is none."""
+        """(n_points,) previous point in the tensor's life; -1 if there is none."""
         before = np.arange(len(self.point_tensor)) - 1
         last = np.array([end - 1 for _, end in self.tensor_range], dtype=np.int64)[self.point_tensor]
         return np.where(self.point_first, np.where(self.wrapped, last, -1), before)
 
     @cached_property
     def point_after(self) -> Ints:
-        """(n_points,) the point after in the tensor's life; -1 where there is none."""
+        """(n_points,) next point in the tensor's life; -1 if there is none."""
         after = np.full(len(self.point_tensor), -1, dtype=np.int64)
         follows = np.flatnonzero(self.point_before >= 0)
         after[self.point_before[follows]] = follows
         return after
 
     def crosses(self, e: int, s: int) -> bool:
-        """Say whether the interval up to point e holds the moment between stages s and s + 1."""
+        """Return whether the interval up to point e contains the moment between stages s and s + 1."""
         after, until = self.point_previous[e] <= s, s < self.point_stage[e]
         return bool(after or until if self.wrapped[e] else after and until)
 
     def spanned(self, e: int) -> list[int]:
-        """The stages inside of the interval up to point e, its ends left out: the tensor is there in all of them.
+        """Return the stages inside of the interval up to point e, without its ends: the tensor is there in all of them.
 
-        Of stages that are decided together those up to the point's are left out, as it may be gone in the course of
-        them; what is there as they end was there in the last one already, where that didn't make it.
+        For stages that are decided together, the group of the point is left out, as the tensor may leave during it. A
+        tensor that is there when the group of the previous point ends was already there in the last stage of that
+        group, unless that stage made it.
         """
         before, end = int(self.point_previous[e]), self._begins[self.point_stage[e]]
         if self.wrapped[e]:
@@ -130,10 +134,10 @@ class RetentionSpace:
         earlier = before >= 0 and self.point_first[e] and not self._touches(before, int(self.point_tensor[e]))
         return list(range(before + (not earlier), end))
 
-    def beyond(self, t: int) -> list[int]:
-        """Of tensors with a point at t that t's own operator doesn't touch, the points up to which they are kept."""
-        here = [e for e in self.points_at.get(t, ()) if not self._touches(t, int(self.point_tensor[e]))]
-        return [after for e in here if (after := int(self.point_after[e])) >= 0]
+    def kept_beyond(self, t: int) -> list[int]:
+        """Return the points after t up to which tensors are kept that have a point at t but that t doesn't touch."""
+        untouched = [e for e in self.points_at.get(t, ()) if not self._touches(t, int(self.point_tensor[e]))]
+        return [after for e in untouched if (after := int(self.point_after[e])) >= 0]
 
     def _touches(self, t: int, i: int) -> bool:
         operator = self.problem.operators[t]
@@ -141,48 +145,50 @@ class RetentionSpace:
 
     @cached_property
     def _begins(self) -> list[int]:
-        """(n_stages,) the first of the stages that are decided together with each."""
-        found: list[int] = np.searchsorted(self.ends, self.ends).tolist()
-        return found
+        """(n_stages,) first stage of the group that is decided together with each."""
+        first_of_group: list[int] = np.searchsorted(self.ends, self.ends).tolist()
+        return first_of_group
 
     @cached_property
-    def joined(self) -> bool:
-        """Say whether any stages are decided together."""
+    def has_groups(self) -> bool:
+        """Return whether any stages are decided together."""
         return bool((self.ends != np.arange(len(self.ends))).any())
 
     @cached_property
     def decided(self) -> list[int]:
-        """(n_stages,) the last stage up to each that decides; -1 before the first one."""
+        """(n_stages,) last deciding stage up to each stage; -1 before the first one."""
         ends = np.unique(self.ends)
-        place = np.searchsorted(ends, np.arange(len(self.ends)), side="right") - 1
-        found: list[int] = np.append(ends, -1)[place].tolist()
-        return found
+        position = np.searchsorted(ends, np.arange(len(self.ends)), side="right") - 1
+        deciding: list[int] = np.append(ends, -1)[position].tolist()
+        return deciding
 
     @cached_property
     def first_stages(self) -> list[int]:
-        """For each tensor, the stage that decides from which on it is there."""
+        """Deciding stage from which on each tensor is there."""
         ends = self.ends.tolist()
-        return [ends[max(made.producer, 0)] for made in self.problem.tensors]
+        return [ends[max(tensor.producer, 0)] for tensor in self.problem.tensors]
 
     @cached_property
     def uses(self) -> list[dict[int, int]]:
-        """For each tensor, the stages that decide for operators that read it, ascending, with the last of these."""
+        """For each tensor, the deciding stages of its readers, ascending, each mapped to its last reader."""
         ends = self.ends.tolist()
         pairs = zip(self.problem.readers, self.first_stages, self.problem.tensors, strict=True)
-        return [{ends[t]: t for t in readers if ends[t] > first or not made.computed} for readers, first, made in pairs]
+        return [
+            {ends[t]: t for t in readers if ends[t] > first or not tensor.computed} for readers, first, tensor in pairs
+        ]
 
     @cached_property
     def room_bytes(self) -> int:
-        """Bytes of the arena: the budget without what kernels allocate beside it.
+        """Bytes of the arena: the budget without what kernels allocate outside of it.
 
-        Buffers start at multiples of the alignment, so that each has a whole number of slots of its own. What is left
-        of the arena at its end, less than a slot, is of use only to a buffer that needs no more of its last one.
-        Nor is more than a multiple of all sizes of any use.
+        Buffers start at multiples of the alignment, so each has a whole number of slots of its own. The rest at the end
+        of the arena is less than a slot. Only a buffer whose last slot is no fuller than that rest can use it. Bytes
+        beyond a multiple of the memory unit are useless too.
         """
         slot, room = self.problem.alignment, self.limits.ram_bytes - self.problem.reserve_bytes
         sizes = [tensor.nbytes for tensor in self.problem.tensors]
         sizes += [operator.workspace_bytes for operator in self.problem.operators]
-        sizes += [way.workspace_bytes for way in self.stream_ways]
+        sizes += [variant.workspace_bytes for variant in self.stream_ways]
         fits = any(0 < nbytes % slot <= room % slot for nbytes in sizes)
         room = self._slots(room) if fits else room // slot * slot
         unit = int(self.memory_unit)
@@ -190,17 +196,17 @@ class RetentionSpace:
 
     @cached_property
     def tensor_bytes(self) -> Floats:
-        """(n_tensors,) what each takes of the arena."""
+        """(n_tensors,) bytes of each tensor in the arena."""
         return np.array([self._slots(tensor.nbytes) for tensor in self.problem.tensors], dtype=float)
 
     @cached_property
     def workspace_bytes(self) -> Floats:
-        """(n_operators,) what each workspace takes of the arena, less an input that the operator takes over."""
+        """(n_operators,) bytes of each workspace in the arena, less an input that the operator overwrites."""
         return np.array([extra_slots(self.problem, k) for k in range(len(self.problem.operators))], dtype=float)
 
     @cached_property
     def working_set_bytes(self) -> Floats:
-        """(n_operators,) what inputs, outputs and workspace take of the arena."""
+        """(n_operators,) bytes of inputs, outputs and workspace in the arena."""
         sums = [
             float(self.tensor_bytes[[*operator.inputs, *operator.outputs]].sum()) for operator in self.problem.operators
         ]
@@ -211,131 +217,131 @@ class RetentionSpace:
 
     @cached_property
     def recomputations(self) -> list[tuple[int, int]]:
-        """(n_recomputes,) each one's operator and stage: the index of r."""
+        """(n_recomputes,) operator and stage of each: the index of r."""
         return list(zip(self.recompute_operator.tolist(), self.recompute_stage.tolist(), strict=True))
 
     @cached_property
     def points(self) -> list[tuple[int, int]]:
-        """(n_points,) each one's tensor and stage: the index of k."""
+        """(n_points,) tensor and stage of each: the index of k."""
         return list(zip(self.point_tensor.tolist(), self.point_stage.tolist(), strict=True))
 
     @cached_property
     def page_ins(self) -> list[tuple[int, int]]:
-        """(n_pages,) each one's tensor and stage: the index of p."""
+        """(n_pages,) tensor and stage of each: the index of p."""
         return [self.points[e] for e in self.page_point.tolist()]
 
     @cached_property
     def written(self) -> Ints:
-        """The tensors that are written out where they are paged in, ascending."""
+        """Tensors that must be written out if they are paged in or streamed in, ascending."""
         paged = self.point_tensor[self.page_point]
         if self.streams:
             paged = np.concatenate(
-                [paged, np.array([i for way in self.stream_ways for i in way.streamed_in], dtype=int)]
+                [paged, np.array([i for variant in self.stream_ways for i in variant.streamed_in], dtype=int)]
             )
-        # what is never written anew, or whose new value nothing reads, is on storage for good
-        anew = [tensor.updated and tensor.carried for tensor in self.problem.tensors]
-        unwritten = self.stored & ~np.array(anew, dtype=bool)
+        # a tensor that is never updated, or whose new value nothing reads, is always valid on storage
+        rewritten = [tensor.updated and tensor.carried for tensor in self.problem.tensors]
+        unwritten = self.stored & ~np.array(rewritten, dtype=bool)
         return np.unique(paged[~unwritten[paged]])
 
     @cached_property
     def point_of(self) -> dict[tuple[int, int], int]:
-        """(tensor, stage) -> point."""
+        """Map from (tensor, stage) to the point."""
         return {point: e for e, point in enumerate(self.points)}
 
     @cached_property
     def tensor_range(self) -> list[tuple[int, int]]:
-        """For each tensor, its points as a range first..last (exclusive)."""
+        """Points of each tensor, as a range (first, last exclusive)."""
         edges = np.searchsorted(self.point_tensor, np.arange(len(self.problem.tensors) + 1)).tolist()
         return list(itertools.pairwise(edges))
 
     @cached_property
     def recompute_of(self) -> dict[tuple[int, int], int]:
-        """(operator, stage) -> recomputation."""
+        """Map from (operator, stage) to the recomputation."""
         return {run: x for x, run in enumerate(self.recomputations)}
 
     @cached_property
     def recomputes_at(self) -> dict[int, list[int]]:
-        """Stage -> operators that may be recomputed in it, ascending."""
-        found: dict[int, list[int]] = {}
+        """Map from a stage to the operators that may be recomputed in it, ascending."""
+        operators_at: dict[int, list[int]] = {}
         for j, t in zip(self.recompute_operator.tolist(), self.recompute_stage.tolist(), strict=True):
-            found.setdefault(t, []).append(j)
-        return found
+            operators_at.setdefault(t, []).append(j)
+        return operators_at
 
     @cached_property
     def points_at(self) -> dict[int, list[int]]:
-        """Stage -> points in it, by tensor."""
-        found: dict[int, list[int]] = {}
+        """Map from a stage to its points, by tensor."""
+        points: dict[int, list[int]] = {}
         for e, t in enumerate(self.point_stage.tolist()):
-            found.setdefault(t, []).append(e)
-        return found
+            points.setdefault(t, []).append(e)
+        return points
 
     # Streamed runs.
 
     @cached_property
     def stream_ways(self) -> list[Variant]:
-        """(n_streams,) how each streamed run goes."""
+        """(n_streams,) variant of each streamed run."""
         operators, runs = self.problem.operators, self.streams
         pairs = zip(runs.operator.tolist(), runs.variant.tolist(), strict=True)
         return [operators[k].variants[v - 1] for k, v in pairs]
 
     @cached_property
     def stream_workspace_bytes(self) -> list[float]:
-        """(n_streams,) what the workspace of each streamed run takes of the arena."""
-        return [float(self._slots(way.workspace_bytes)) for way in self.stream_ways]
+        """(n_streams,) bytes of each streamed run's workspace in the arena."""
+        return [float(self._slots(variant.workspace_bytes)) for variant in self.stream_ways]
 
     @cached_property
     def stream_less_bytes(self) -> Floats:
-        """(n_streams,) what each streamed run takes of the arena, less what the plain one does; mostly negative."""
+        """(n_streams,) bytes of each streamed run in the arena less those of the plain one; mostly negative."""
         runs = zip(self.streams.operator.tolist(), self.streams.variant.tolist(), strict=True)
         return np.array([run_bytes(self.problem, k, v) - float(self.working_set_bytes[k]) for k, v in runs])
 
     @cached_property
     def streams_of(self) -> dict[tuple[int, int], list[int]]:
-        """(operator, stage) -> the streamed runs that this one may be."""
-        found: dict[tuple[int, int], list[int]] = {}
+        """Map from (operator, stage) to the streamed runs of it."""
+        runs_of: dict[tuple[int, int], list[int]] = {}
         for y, run in enumerate(zip(self.streams.operator.tolist(), self.streams.stage.tolist(), strict=True)):
-            found.setdefault(run, []).append(y)
-        return found
+            runs_of.setdefault(run, []).append(y)
+        return runs_of
 
     @cached_property
     def streamed_in(self) -> dict[tuple[int, int, int], list[int]]:
-        """(tensor, operator, stage) -> the streamed runs of the operator there that read the tensor from storage."""
-        found: dict[tuple[int, int, int], list[int]] = {}
-        for run, own in self.streams_of.items():
-            for y in own:
+        """Map from (tensor, operator, stage) to the streamed runs that read the tensor from storage."""
+        runs_of: dict[tuple[int, int, int], list[int]] = {}
+        for run, streamed_runs in self.streams_of.items():
+            for y in streamed_runs:
                 for i in self.stream_ways[y].streamed_in:
-                    found.setdefault((i, *run), []).append(y)
-        return found
+                    runs_of.setdefault((i, *run), []).append(y)
+        return runs_of
 
     @cached_property
     def streamed_out(self) -> dict[int, list[int]]:
-        """Tensor -> the streamed runs that leave it on storage and not in RAM: first ones, and updates."""
-        found: dict[int, list[int]] = {}
-        for y, way in enumerate(self.stream_ways):
-            for i in way.streamed_out:
-                found.setdefault(i, []).append(y)
-        return found
+        """Map from a tensor to the streamed runs that leave it only on storage: first runs, and updates."""
+        runs_of: dict[int, list[int]] = {}
+        for y, variant in enumerate(self.stream_ways):
+            for i in variant.streamed_out:
+                runs_of.setdefault(i, []).append(y)
+        return runs_of
 
     @cached_property
     def gated(self) -> dict[int, list[int]]:
-        """Point -> the streamed runs of the stage before that let the tensor come in there: else it stays from there.
+        """Map from a point to the runs of the stage before that stream the tensor in; without them it stays in RAM.
 
-        Of points at which nothing would come in if nothing streamed (see `retention_space`).
+        These are the points that would have no page-in without streaming (see `retention_space`).
         """
-        found: dict[int, list[int]] = {}
+        runs_of: dict[int, list[int]] = {}
         if self.limits.open:
-            return found
+            return runs_of
         for e in self.page_point.tolist():
             i, t = int(self.point_tensor[e]), int(self.point_stage[e])
             adjacent = not self.point_first[e] and self.point_real[e - 1] and self.point_stage[e - 1] == t - 1
             streamed = self.streamed_in.get((i, t - 1, t - 1)) if adjacent and not self.stored[i] else None
             if streamed:
-                found[e] = streamed
-        return found
+                runs_of[e] = streamed
+        return runs_of
 
     @cached_property
     def held(self) -> list[tuple[int, int]]:
-        """(tensor, stage): the stage's own operator may stream the tensor, which may be kept in RAM all the same."""
+        """Pairs (tensor, stage): the stage's own operator may stream the tensor, which may also be kept in RAM."""
         return [
             (i, t)
             for i, operator, t in self.streamed_in
@@ -343,9 +349,9 @@ class RetentionSpace:
         ]
 
     def crossing(self, k: Floats) -> Floats:
-        """(n_tensors, n_stages) of k by point: what each tensor's interval keeps from a stage to the next.
+        """Return (n_tensors, n_stages): for k by point, the share of each tensor kept from a stage to the next.
 
-        What takes no room stays from where it is made.
+        A tensor without bytes stays from the stage that makes it.
         """
         steps = np.zeros((len(self.problem.tensors), len(self.problem.operators) + 1))
         np.add.at(steps, (self.point_tensor, np.maximum(self.point_previous, 0)), k)
@@ -358,14 +364,14 @@ class RetentionSpace:
 
     @cached_property
     def memory_unit(self) -> float:
-        """Bytes that one unit in a memory row stands for: the greatest common divisor of what is in the arena."""
+        """Bytes of one unit in a memory row: the greatest common divisor of all sizes in the arena."""
         sizes = [*self.tensor_bytes.tolist(), *self.workspace_bytes.tolist()]
-        sizes += [self._slots(way.workspace_bytes) for way in self.stream_ways]
+        sizes += [self._slots(variant.workspace_bytes) for variant in self.stream_ways]
         return float(math.gcd(*map(int, sizes)) or 1)
 
 
 def ordinary_bytes(problem: Problem) -> Floats:
-    """(n_stages,) the bytes of the tensors that are there in each stage of ordinary training."""
+    """Return (n_stages,) the bytes of the live tensors in each stage of ordinary training."""
     steps = np.zeros(len(problem.operators) + 1)
     for tensor, readers in zip(problem.tensors, problem.readers, strict=True):
         first, nbytes = tensor.first_stage, slots(problem, tensor.nbytes)

@@ -176,7 +176,7 @@ def test_every_schedule_is_a_point_with_its_joules() -> None:
                     entry.set_value(float(value), skip_validation=True)
             joules = pyo.value(next(model.component_data_objects(pyo.Objective)))
             assert joules == pytest.approx(simulation.overhead_j)
-            for row in model.closing.component_data_objects(pyo.Constraint, active=True):
+            for row in model.component("closing").component_data_objects(pyo.Constraint, active=True):
                 body = pyo.value(row.body)
                 assert row.lower is None or body >= pyo.value(row.lower) - TOLERANCE, row.name
                 assert row.upper is None or body <= pyo.value(row.upper) + TOLERANCE, row.name

@@ -153,7 +153,7 @@ def _optimum(
         found = session.search(time_limit_s=60.0, gap=0.0, start=None, on_point=lambda _: None, on_bound=lambda _: None)
         rows = [] if found.point is None else [row for row in outer.separate(model, found.point) if row.core]
         if not rows:
-            return found.objective, model.space.joined
+            return found.objective, model.space.has_groups
         session.add(rows)
 
 
