@@ -1,13 +1,14 @@
 """The workspace of an operator whose nodes a runtime runs one after another.
 
-Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
-each lives from the node that writes it to the last that reads it, and they are packed like any other
-buffers. Where the runtime allows it (`Runtime.in_place`), a node writes over an operand that nobody reads after it: a
-chain of element-wise nodes needs one buffer, the operator's output where it ends in one. Until an output is written,
-its bytes hold temporaries that are done with by then. What a node's kernel
-allocates itself (`Runtime.kernel_bytes`), while that node runs, comes beside the arena (`Problem.reserve_bytes` is the
-most that any operator's kernels do); the layout says also where in a larger workspace it would fit, for a runtime that
-can be told.
+There are two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena: they are the
+operator's workspace. Each lives from the node that writes it to the last node that reads it, and they are packed like
+other buffers. Where the runtime allows it (`Runtime.in_place`), a node overwrites an operand that no later node reads:
+a chain of element-wise nodes needs one buffer, which is the operator's output if the chain ends in one. Until an output
+is written, its bytes hold temporaries that are no longer read by then.
+
+The bytes that a node's kernel allocates while it runs (`Runtime.kernel_bytes`) lie beside the arena.
+`Problem.reserve_bytes` covers the most that any operator's kernels allocate. The layout also has offsets for them in a
+larger workspace, for a runtime whose kernels can use memory that is passed to them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,25 @@ from poetopt.ops.runtimes.contract import InnerLayout, NodeKernels
 def node_by_node(
     runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
 ) -> InnerLayout:
-    """Says where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
+    """Lay out the temporaries and the kernels' memory of an operator, as `Runtime.workspace` returns them.
 
+    Parameters
+    ----------
     runtime
-        Whose kernels run the nodes: what they allocate and what they write over are its answers.
+        Source of the bytes that kernels allocate and of the operands that they overwrite.
     tensors
-        All tensors of the graph by name, the operator's temporaries among them.
+        All tensors of the graph by name, with the operator's temporaries.
     alignment
-        Every offset is a multiple of it; the runtime's own by default.
+        Every offset is a multiple of it; by default the runtime's own.
 
-    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    Raises
+    ------
+    ModelError
+        If a node names a tensor that `tensors` lacks.
     """
     alignment = runtime.alignment if alignment is None else alignment
     if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:
-        (node,) = operator.nodes  # most operators: nothing is temporary
+        (node,) = operator.nodes  # most operators have no temporaries
         read = [find(operator, node, name, tensors) if name else None for name in node.inputs]
         need = (
             0
@@ -82,7 +88,10 @@ def node_by_node(
 
 
 def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
-    """For each node, where what its kernel takes fits between the temporaries alive: start, end, first node, last."""
+    """Return for each node the offset at which its kernel's memory fits between the temporaries alive.
+
+    `spans` are start, end, first and last node of each temporary.
+    """
     begins: dict[int, list[tuple[int, int]]] = {}
     ends: dict[int, list[tuple[int, int]]] = {}
     for start, end, begin, last in spans:
@@ -103,18 +112,19 @@ def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], 
 def _packed(
     sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
 ) -> tuple[tuple[int, ...], int]:
-    """`pack`, once for all operators of the same shape: equal blocks ask the same again and again."""
+    """Call `pack` once for all operators of the same shape: networks repeat equal blocks."""
     return pack(sizes, starts, ends, alignment, brief=True)
 
 
 def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
-    """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
+    """Return which tensors share bytes inside an operator: views and outputs of nodes that work in place.
 
-    The result maps a tensor to the one that names its storage: an output or an input of the operator where the
-    group has one, else a temporary. Inputs are never written over, but for what the operator updates: there the new
-    value lies, and so what shares its storage is written only once all nodes have read the old one.
+    The result maps a tensor to the one that names its storage: an output or an input of the operator if the group has
+    one, else a temporary. Views are those of `poetopt.graph.inner_storage`. Inputs are never overwritten, except for
+    tensors that the operator updates. The new value lies there, so that a tensor that shares its storage is written
+    only once all nodes have read the old value.
 
-    Last, a temporary that nobody reads from the first write to an output on lies in that output's bytes.
+    Finally, a temporary lies in an output's bytes if no node reads it after the first write to that output.
     """
     link = dict(inner_storage(operator))
 
@@ -138,7 +148,7 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     replaced = {new: old for old, new in operator.updates}
 
     def done_with(old: str, k: int) -> bool:
-        """Says whether node k may write over `old`: it is the last that reads it, or none does from there on."""
+        """Return whether node k may overwrite `old`: no later node reads it, and k itself may work in place."""
         if last[old] != k:
             return last[old] < k
         return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
@@ -162,7 +172,7 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
                 link[root] = written
                 first[written] = first[root]
                 break
-    # what the graph lacks is told where its size is asked for
+    # a tensor that the graph lacks is reported where its size is needed
     known = [name for name in first if root_of(name) == name and name in tensors]
     temporaries = [name for name in known if name not in outside]
     idle = [name for name in known if name in operator.outputs and _idle_at_first(name, operator, tensors)]
@@ -171,7 +181,7 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
 
 
 def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    """Says whether an output's bytes are in the arena, and nobody's until it is written."""
+    """Return whether an output's bytes are in the arena and unused until it is written."""
     lies_on_old = operator.over or output in (new for _, new in operator.updates)
     return not (operator.view or lies_on_old or tensors[output].resident)
 
@@ -183,12 +193,15 @@ def _lodgers(
     last: Mapping[str, int],
     tensors: Mapping[str, Tensor],
 ) -> Mapping[str, str]:
-    """Temporaries that lie in an output until it is written, and in which.
+    """Return temporaries that lie in an output until it is written, each with the output.
 
+    The largest temporaries come first, each into the smallest output with room. No two of one output are alive
+    together.
+
+    Parameters
+    ----------
     first, last
-        Of each storage, the nodes that use it first and last.
-
-    The largest come first, each into the smallest output that has room; no two of one output are alive together.
+        The nodes that use each storage first and last.
     """
     found: dict[str, str] = {}
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs if name in first}
