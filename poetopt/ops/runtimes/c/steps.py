@@ -1,9 +1,9 @@
-"""The kernels that there are, and the steps that the `c` runtime takes of an operator with them, each with its place.
+"""All kernels of the `c` runtime, and the kernel calls that run an operator, with their scratch.
 
-Kernels are our own (`poetopt.ops`), and those that other packages register (`poetopt.kernels`). A run of nodes that
-amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node goes by its own. A
-gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no whole gradient
-exists. The planner and the code generator see the same steps.
+Kernels are poetopt's own (`poetopt.ops`) and those that other packages register (`poetopt.kernels`). The kernel of a
+fused op runs several nodes in a row if it exists and doesn't refuse them. Every other node has its own kernel. A
+gradient and the update behind it run in one kernel where there is one (`Gemm+sgd.update`): then the whole gradient
+never exists. The planner and the code generator see the same steps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 GROUP = "poetopt.kernels"
 
 Op = tuple[str, str]
-"""Domain and type."""
+"""Domain and op type."""
 
 
 def kernel_for(node: Node) -> Kernel | None:
-    """The kernel for an op, whatever its operands; None where there is none."""
+    """Return the kernel for an op, whatever its operands; None if there is none."""
     return kernels().get((node.domain, node.op_type))
 
 
 def reason(call: Call) -> str | None:
-    """Why nothing runs a call, by shapes and attributes alone; None where its kernel does."""
+    """Return why no kernel runs a call, by shapes and attributes alone; None if its kernel does."""
     kernel = kernel_for(call.node)
     name = f"{call.node.domain}.{call.node.op_type}".lstrip(".")
     if kernel is None:
@@ -56,7 +56,13 @@ def reason(call: Call) -> str | None:
 
 @cache
 def kernels() -> Mapping[Op, Kernel]:
-    """All kernels. Raises DeviceError where an entry point can't be loaded, or holds something else."""
+    """Return all kernels.
+
+    Raises
+    ------
+    DeviceError
+        An entry point can't be loaded, or is no kernel.
+    """
     found: dict[Op, Kernel] = {}
     for module in KERNELS:
         for kernel in importlib.import_module(f"poetopt.ops.{module}").KERNELS:
@@ -71,7 +77,7 @@ def kernels() -> Mapping[Op, Kernel]:
 
 @cache
 def version(own: str) -> str:
-    """`own`, and the packages that other kernels come from with their versions."""
+    """Return `own` and the packages of other kernels with their versions."""
     others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _points()})
     return "+".join((own, *others))
 
@@ -94,10 +100,12 @@ def _registered(point: EntryPoint) -> Iterator[Kernel]:
 class KernelStep:
     """One call of a kernel.
 
+    Attributes
+    ----------
     call, kernel
-        What to run, and what runs it.
+        The call, and the kernel that runs it.
     scratch_offset, scratch_bytes
-        Where its scratch lies in the operator's workspace, and its size.
+        Offset of its scratch in the operator's workspace, and its size.
     """
 
     call: Call
@@ -112,17 +120,23 @@ def steps(
     values: Mapping[str, Array] | None = None,
     alignment: int = ALIGNMENT,
 ) -> tuple[KernelStep, ...]:
-    """The calls that run an operator, in order; views are none.
+    """Return the calls that run an operator, in order; views have none.
 
+    `layout` has the place of each tensor of a call: `offsets` in the workspace, else its name in `storage`.
+
+    Parameters
+    ----------
     tensors
         All tensors of the graph by name.
     values
-        The constants of the graph by name: what is not trained. Without them, no code can be written.
+        The constants of the graph by name: tensors that aren't trained. Without them, no code can be written.
     alignment
-        Offsets are multiples of it: that of the plan.
+        Offsets are multiples of it: the plan's alignment.
 
-    Where a tensor that a call names lies, `layout` says: in `offsets`, beginning in the workspace, else under its name
-    in `storage`. Raises `UnsupportedOpError` where nothing runs a node, with the reason.
+    Raises
+    ------
+    UnsupportedOpError
+        If no kernel runs a node, with the reason.
     """
     ran = as_run(operator, tensors)
     found = placed(ran, tensors, alignment)
@@ -143,17 +157,17 @@ def steps(
 
 
 def check_runs(graph: TrainingGraph) -> None:
-    """Raise `UnsupportedOpError` where an operator of `graph` has a node that nothing runs."""
+    """Raise `UnsupportedOpError` if an operator of `graph` has a node that no kernel runs."""
     constants = graph.constants
     for operator in graph.operators:
         steps(operator, graph.tensors, constants)
 
 
 def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> InnerLayout:
-    """The workspace of an operator: temporaries between its steps, and scratch of its steps' kernels.
+    """Return the workspace of an operator: temporaries between its steps, and scratch of its kernels.
 
-    Nothing is allocated beside it: `kernel_bytes` is 0 for each node. `kernel_offsets` has for the first node of each
-    step where that one's scratch lies.
+    Kernels allocate no bytes beside it: `kernel_bytes` is 0 for each node. `kernel_offsets` has the offset of a step's
+    scratch at the first node of the step.
     """
     ran = as_run(operator, tensors)
     found = placed(ran, tensors, alignment)
@@ -169,19 +183,19 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
 
 
 def as_run(operator: Operator, tensors: Mapping[str, Tensor]) -> Operator:
-    """`operator` with the nodes that are run: runs of nodes are one, where a kernel takes them so."""
+    """Return `operator` with the nodes that are run: a fused op is one node if its kernel accepts it."""
     if not operator.whole:
         return operator
     return replace(operator, nodes=tuple(run.node for run in _runs(operator, tensors)), whole=())
 
 
 def placed(ran: Operator, tensors: Mapping[str, Tensor], alignment: int) -> InnerLayout:
-    """Says where temporaries and scratch lie; `kernel_bytes` is scratch."""
+    """Lay out temporaries and scratch; `kernel_bytes` is scratch."""
     return node_by_node(_Scratch(), ran, tensors, alignment)
 
 
 def call_of(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> Call:
-    """A node with its tensors, without values."""
+    """Return a node with its tensors, without values."""
     inputs, outputs = (
         tuple(find(operator, node, name, tensors) if name else None for name in names)
         for names in (node.inputs, node.outputs)
@@ -194,7 +208,7 @@ def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> boo
 
 
 def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
-    """Gives what is run, each with the nodes that it stands for."""
+    """Return the nodes that are run, each with the range of nodes that it replaces."""
     whole = {run.first: run for run in operator.whole}
     found: list[Whole] = []
     k = 0
@@ -212,7 +226,7 @@ def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
 
 
 def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
-    """A gradient and the update that alone reads it, as one op: of the gradient's operands, the parameter, scalars."""
+    """Fuse a gradient and the update that alone reads it; operands are the gradient's, the parameter, scalars."""
     made, by = run.node, update.node
     if by.domain != OWN_DOMAIN or not by.op_type.endswith(UPDATE) or made.outputs != by.inputs[1:2]:
         return None
@@ -236,17 +250,17 @@ def _kept_bytes(call: Call) -> int:
 
 
 class _Scratch:
-    """The kernels as `node_by_node` asks for them: what one takes is its scratch."""
+    """The kernels in the form that `node_by_node` expects: a kernel's memory is its scratch."""
 
     alignment = ALIGNMENT
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Says which inputs a node may write its output over."""
+        """Return the inputs that the output of a node may overwrite."""
         kernel = kernel_for(node)
         return kernel.in_place if kernel is not None else ()
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """The scratch of a node's kernel."""
+        """Return the scratch of a node's kernel."""
         kernel = kernel_for(node)
         there = iter(outputs)
         call = Call(node, tuple(inputs), tuple(next(there) if name else None for name in node.outputs))

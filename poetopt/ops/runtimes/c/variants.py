@@ -1,8 +1,8 @@
-"""All ways to stream an operator: how its steps go through loops, what of it goes to storage, sizes of chunks.
+"""All variants that stream an operator: loops over its steps, streamed tensors, sizes of chunks.
 
-A form is a tiling of each of the first steps, so that what one writes of a chunk is what the next one reads of it; what
-is temporary between them is as large as a chunk. Steps behind them run on whole tensors once the loop is done.
-Everything is in closed form: nothing runs.
+A loop has a tiling of each of the first steps. The next step reads the chunk that a step writes, so that temporaries
+between them are as large as a chunk. Steps behind them run on whole tensors after the loop. All figures are in closed
+form: no kernel runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _StepLoop:
-    """Steps in a loop.
+    """The steps of an operator that run in a loop.
 
+    Attributes
+    ----------
     tilings
-        Of the first steps; those behind them run whole afterwards.
+        Tilings of the first steps; the steps behind them run whole afterwards.
     slices
-        Of each tensor that goes through a loop, by name.
+        Slice of each tensor of a loop, by name.
     outer, inner
-        The loops; the inner one is one step's.
+        The loops; the inner loop belongs to one step.
     """
 
     tilings: tuple[Tiling, ...]
@@ -46,17 +48,17 @@ class _StepLoop:
 
     @property
     def fixed(self) -> bool:
-        """Says whether the code is written for one number of steps of the outer loop."""
+        """Whether the code is written for one number of steps of the outer loop."""
         return any(tiling.fixed for tiling in self.tilings)
 
     def loop(self, level: int) -> Loop:
-        """The outer or the inner loop, which must be there."""
+        """Return the outer or the inner loop, which must exist."""
         found = (self.outer, self.inner)[level]
         assert found is not None
         return found
 
     def chunked(self, tensors: Mapping[str, Tensor], names: Sequence[str], outer: int) -> Mapping[str, Tensor]:
-        """`tensors` with those of `names` as large as a chunk of the outer loop."""
+        """Return `tensors` with those of `names` as large as a chunk of the outer loop."""
         found = dict(tensors)
         for name in names:
             taken = self.slices[name]
@@ -67,7 +69,7 @@ class _StepLoop:
 
 
 def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop]:
-    """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
+    """Yield the loops over the first steps of an operator; `steps` are all its kernel calls."""
     if operator.view or not steps:
         return
     same = inner_storage(operator)
@@ -82,13 +84,13 @@ def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop
             found = _joined(steps, chosen, same)
             if found is not None and _ends(found, steps, len(chosen), operator, same):
                 yield found
-                break  # the longest
+                break  # the longest chain comes first
 
 
 def _chains(
     chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
 ) -> Iterator[list[Tiling]]:
-    """Tilings of more and more steps that agree, the longest first."""
+    """Yield lists of tilings of consecutive steps that agree, the longest first."""
     if len(chosen) < len(options):
         for option in options[len(chosen)]:
             longer = [*chosen, option]
@@ -98,7 +100,7 @@ def _chains(
 
 
 def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
-    """The form of these tilings; None where two of them take other chunks of a tensor."""
+    """Return the loop of these tilings; None if two of them need different chunks of a tensor."""
     slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
     outer, inner = chosen[0].outer, chosen[0].inner
@@ -124,7 +126,7 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
 def _ends(
     form: _StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]
 ) -> bool:
-    """Says whether the steps behind the loop read nothing that is there by chunks alone."""
+    """Return whether the steps behind the loop read no tensor that exists only in chunks."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
         for tensor in (*step.call.inputs, *step.call.outputs):
@@ -135,29 +137,31 @@ def _ends(
 
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""How many chunks a loop has that are tried."""
+"""Numbers of chunks of a loop that are tried."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
-"""What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
+"""Fixed cost of a transfer in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Holds what the code of a variant is written from.
+    """Data from which the code of a variant is written.
 
+    Attributes
+    ----------
     form, outer, inner
         The loops, and the sizes of their chunks; 0 for a loop that isn't there.
     streamed
-        What goes to storage and comes from there, by name, in the order of their buffers in the workspace.
+        Names of the tensors that move to and from storage, in the order of their buffers in the workspace.
     offsets
-        Where these buffers begin.
+        Offsets of these buffers.
     pitches
-        How far apart the windows of each one's pieces lie; 0 where there is one, or none.
+        For each streamed tensor the bytes between the begins of its pieces' windows; 0 if it has one window, or none.
     layout
-        Where temporaries and scratch lie, as large as a chunk.
+        Layout of temporaries and scratch, as large as a chunk.
     scratch_offset
-        Where the tilings' own scratch begins.
+        Offset of the tilings' own scratch.
     block
-        Bytes that go to and from storage at once.
+        Bytes that move to and from storage at once.
     """
 
     form: _StepLoop
@@ -172,14 +176,16 @@ class Streamed:
 
 
 class StreamCandidate(NamedTuple):
-    """A way to stream an operator, by what it is chosen by.
+    """A variant that streams an operator, with the figures by which it is chosen.
 
+    Attributes
+    ----------
     streamed
-        What goes to storage or comes from there.
+        Tensors that move to or from storage.
     workspace_bytes
-        What it takes beside what is whole in RAM.
+        RAM that it needs beside the tensors that are whole in RAM.
     traffic
-        Bytes that it moves, and what each transfer costs beside them.
+        Bytes that it moves, and the fixed costs of transfers in bytes.
     """
 
     streamed: tuple[str, ...]
@@ -191,14 +197,16 @@ class StreamCandidate(NamedTuple):
 
 
 class StreamWays:
-    """All ways to stream an operator, beside the plain one; none where a step can't be run at all.
+    """All variants that stream an operator; none if no kernel runs one of its steps.
 
+    Parameters
+    ----------
     movable
-        What may lie on storage, by name.
+        Names of the tensors that may lie on storage.
     listed
-        Tables by rows that may, too: each row is a transfer.
+        Tables by rows that may lie on storage, too: each row is one transfer.
     values
-        Constants, as far as they are known.
+        Known constants.
     block
         Bytes that are moved at once.
     """
@@ -225,17 +233,17 @@ class StreamWays:
         self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed, block) for form in found]
 
     def candidates(self) -> Iterator[StreamCandidate]:
-        """Each with what it takes."""
+        """Yield all candidates with their figures."""
         for number, form in enumerate(self.forms):
             yield from form.candidates(number)
 
     def variant(self, found: StreamCandidate) -> RuntimeVariant:
-        """A candidate with all its figures."""
+        """Return the variant of a candidate, with all figures."""
         return self.forms[found.form].variant(found)
 
 
 class _OfForm:
-    """The ways of one form."""
+    """The variants with one loop."""
 
     def __init__(
         self,
@@ -258,7 +266,10 @@ class _OfForm:
         self._layouts: dict[int, InnerLayout] = {}
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Sets that can be streamed together: of what is updated first the states, used once a step, then all."""
+        """Return the sets that can be streamed together.
+
+        Of updated tensors, the states come first, which are used once a step; then all.
+        """
 
         def may(name: str) -> bool:
             if name not in self.form.slices or self.tensors[name].nbytes <= self.block:
@@ -271,14 +282,14 @@ class _OfForm:
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
         outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
         inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
-        # what is streamed beside what is updated: the largest ones
+        # of the tensors that aren't updated, only the largest four are streamed
         others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:4]
         others = [n for n in (*inputs, *outputs) if n in others]
         chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
         return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
 
     def candidates(self, number: int) -> Iterator[StreamCandidate]:
-        """Each set, with each pair of chunk sizes."""
+        """Yield each set with each pair of chunk sizes."""
         form, sets = self.form, self.sets()
         names = tuple(dict.fromkeys(chain(*sets)))
         cut = form.fixed
@@ -300,7 +311,7 @@ class _OfForm:
                         yield StreamCandidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Sizes of chunks: more than one in all, but where steps are read one by one in any case."""
+        """Yield sizes of chunks that make more than one chunk, unless steps are read one by one anyway."""
         form = self.form
         picks = any(taken.picks for taken in form.slices.values())
         sizes: list[list[int]] = []
@@ -316,7 +327,7 @@ class _OfForm:
                 if taken.level == level and taken.pieces > 1 and taken.rows is None:
                     whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
                     multiples.add(lcm(loop.multiple, whole or 1))
-            # counts of chunks where there are two loops
+            # with two loops, fewer numbers of chunks are tried
             counts = COUNTS if form.outer is None or form.inner is None else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
             sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
@@ -327,18 +338,18 @@ class _OfForm:
                     yield outer, inner
 
     def layout(self, outer: int) -> InnerLayout:
-        """Says where temporaries and scratch lie where chunks of the outer loop are so long."""
+        """Return the layout of temporaries and scratch for chunks of `outer` steps of the outer loop."""
         key = outer if self.temporaries else 0
         if key not in self._layouts:
             cut = self.tensors
-            if self.temporaries:  # an output's bytes may hold one
+            if self.temporaries:  # a temporary may lie in an output's bytes
                 names = (*self.temporaries, *(n for n in self.operator.outputs if n in self.form.slices))
                 cut = self.form.chunked(self.tensors, names, outer)
             self._layouts[key] = placed(self.ran, cut, self.alignment)
         return self._layouts[key]
 
     def traffic(self, name: str, outer: int, inner: int) -> windows.Traffic | None:
-        """The transfers of a streamed tensor, and its buffer; None where its pieces are no whole blocks."""
+        """Return the transfers and the buffer of a streamed tensor; None if its pieces aren't whole blocks."""
         form = self.form
         taken = form.slices[name]
         extent = form.loop(taken.level).extent
@@ -369,7 +380,7 @@ class _OfForm:
 
     @cached_property
     def rounds(self) -> Mapping[str, windows.Visits]:
-        """For each tensor the rounds with sweeps that take it; of none where the form has no rounds."""
+        """The rounds with sweeps that move a tensor, by name; empty if the loop has no rounds."""
         call, rounds = self.run[0].call, self.form.tilings[0].rounds  # a tiling in rounds is its form's only one
         if not rounds:
             return {}
@@ -385,7 +396,7 @@ class _OfForm:
         return {name: visits for name, visits in found.items() if visits}
 
     def by_rows(self, name: str) -> bool:
-        """Says whether chunks can be rows of a table, or its rows are read one by one."""
+        """Return whether chunks can be rows of a table, or its rows are read one by one."""
         taken, tensor = self.form.slices[name], self.tensors[name]
         if taken.picks:
             return taken.unit_bytes * tensor.shape[0] == tensor.nbytes
@@ -393,7 +404,7 @@ class _OfForm:
         return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
 
     def variant(self, found: StreamCandidate) -> RuntimeVariant:
-        """A way with its figures."""
+        """Return the variant of a candidate with its figures."""
         layout = self.layout(found.outer)
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
@@ -438,7 +449,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def _sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
-    """Sizes of chunks in a geometric range, largest first, each once."""
+    """Return sizes of chunks in a geometric range, largest first, each once."""
     found: dict[int, None] = {}
     for multiple in sorted(multiples):
         units = -(-extent // multiple)

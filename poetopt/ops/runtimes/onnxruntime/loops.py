@@ -1,4 +1,4 @@
-"""Describes which nodes of an operator go through one loop together, from one axis of one tensor on."""
+"""Loops over the nodes of an operator: all nodes that have to be cut if one axis of one tensor is."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
-"""About so many chunks are tried."""
+"""Approximate numbers of chunks that are tried."""
 
 
 @dataclass(frozen=True)
 class SliceLoop:
     """A loop over some of an operator's nodes.
 
+    Attributes
+    ----------
     extent
         Its steps.
     cuts
-        How each tensor that goes through it is cut.
+        Cut of each tensor of the loop, by name.
     before, each, behind
-        The nodes that run once, for each chunk, and once.
+        The nodes that run once before the loop, for each chunk, and once behind it.
     sums
-        What nodes of `each` sum up over all chunks.
+        Outputs that nodes of `each` sum up over all chunks.
     multiple, least
-        Steps of a chunk: a multiple, and the fewest, of the last one too.
+        Chunks have a multiple of `multiple` steps, and at least `least`; this includes the last chunk.
     """
 
     extent: int
@@ -45,7 +47,7 @@ class SliceLoop:
     least: int
 
     def sizes(self) -> Iterator[int]:
-        """Steps of a chunk for about as many chunks as `COUNTS` has, each once."""
+        """Yield the steps of a chunk for about each number of chunks in `COUNTS`, each once."""
         found: set[int] = set()
         for count in COUNTS:
             size = -(-self.extent // count)
@@ -64,10 +66,12 @@ def loops(
     *,
     in_ram: bool = False,
 ) -> Iterator[SliceLoop]:
-    """The loops that one of `names` goes through, each once.
+    """Yield the loops over an axis of one of `names`, each once.
 
+    Parameters
+    ----------
     in_ram
-        Whether all slices are of what is in RAM: there may be many small ones then.
+        Whether all cut tensors are in RAM: then slices may be many and small.
     """
     found: list[Mapping[str, Cut]] = []
     for name in names:
@@ -140,7 +144,7 @@ def _loop(
 def _ordered(
     nodes: Sequence[Node], ways: Mapping[int, Through]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]] | None:
-    """Gives what runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
+    """Return the nodes before, in and behind the loop; None if a node in it needs a result from behind it."""
     before, each, behind = [], [], []
     late: set[str] = set()
     for k, node in enumerate(nodes):
@@ -161,25 +165,25 @@ HOLD = "Hold"
 
 
 def once_used(loop: SliceLoop) -> set[str]:
-    """Gives what nodes outside of the loop read and write whole."""
+    """Return the tensors that nodes outside of the loop read and write whole."""
     nodes = (*loop.before, *loop.behind)
     names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
     return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
 
 
 def held(loop: SliceLoop) -> list[str]:
-    """Gives what is there before the loop, and read in each pass."""
+    """Return the tensors that are computed before the loop, and read in each pass."""
     made = {n for node in loop.before for n in node.outputs if n}
     return sorted(made.intersection(n for node in loop.each for n in node.inputs))
 
 
 def hold(read: Sequence[str] = (), written: Sequence[str] = ()) -> tuple[Node, ...]:
-    """A node that does nothing, but that its operands live up to there, or from there on."""
+    """Return a node that computes nothing and keeps `read` alive up to it, and `written` from it on; often none."""
     return (Node(HOLD, tuple(read), tuple(written), domain=OWN_DOMAIN),) if read or written else ()
 
 
 def moved(each: Sequence[Node], buffered: Collection[str], operator: Operator) -> Iterator[Node]:
-    """The nodes of each chunk, each with what brings its slices before it, and what takes them away behind it."""
+    """Yield the nodes of each chunk, with nodes that fetch slices before them and store slices behind them."""
     there: set[str] = set()
     for node in each:
         for name in node.inputs:

@@ -1,9 +1,10 @@
-"""The ways to stream an operator that are worth a choice: few, and none where everything is small.
+"""The best variants that stream an operator, or that write its output over an input.
 
-Operators whose output is written over an input: as they are, or slice by slice.
+There are few streamed variants, and none if all tensors are small.
 
-Node by node, dX can't lie on dY as long as a later node reads dY, and masks or products need bytes of their own. Slice
-by slice, they are as large as a slice, and dY's slice is read before dX's is written.
+An output is written over an input by the whole operator, or slice by slice. Node by node, dX can't lie on dY while a
+later node reads dY, and masks or products need memory of their own. Slice by slice, they are as large as a slice, and
+dY's slice is read before dX's is written.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """Holds what is asked for.
+    """An operator whose variants are requested.
 
+    Attributes
+    ----------
     kernels
-        The most that a kernel may allocate: what one of the plain operator's does.
+        The most bytes that a kernel may allocate: the most of the plain operator's kernels.
     takes
-        By name the input and the output that lies on it, where one does.
+        Names of an input and the output that lies on it; empty if there is none.
     """
 
     runtime: NodeKernels
@@ -44,7 +47,7 @@ class _Asked:
     takes: tuple[str, ...] = ()
 
     def layout(self, nodes: Sequence[Node], tensors: Mapping[str, Tensor], buffered: Collection[str]) -> InnerLayout:
-        """The workspace of these nodes, with buffers; an output is an update of the input that it takes over."""
+        """Return the workspace of these nodes with buffers; an output that overwrites an input is its update."""
         operator, pairs = self.operator, self.operator.updates
         if self.takes:
             pairs = (*pairs, (self.takes[0], self.takes[1]))
@@ -54,14 +57,14 @@ class _Asked:
             inputs=tuple(n for n in operator.inputs if n not in buffered),
             outputs=tuple(n for n in operator.outputs if n not in buffered),
             updates=tuple(pair for pair in pairs if not {*pair}.intersection(buffered)),
-            over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+            over=operator.name,  # no temporary may lie in an output, whose slices change
         )
         return node_by_node(self.runtime, inside, tensors, self.alignment)
 
     def sliced(self, loop: SliceLoop, size: int, transferred: Collection[str] = ()) -> Sliced | None:
-        """In slices of so many steps, of which these come from storage and go there.
+        """Return the operator in slices of `size` steps, where `transferred` tensors move from and to storage.
 
-        None where a kernel would allocate more, a view has to copy, or what has a buffer is also used whole.
+        None if a kernel would allocate more, a view has to copy, or a tensor with a buffer is also used whole.
         """
         operator, tensors = self.operator, self.tensors
         outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
@@ -96,28 +99,30 @@ def taking(
     takes: tuple[str, str],
     values: Mapping[str, Array],
 ) -> RuntimeVariant | None:
-    """The operator with an output over the bytes of an input of the same size; None where that can't be.
+    """Return the variant that writes an output over an input of the same size; None if there is none.
 
+    It is the first variant whose workspace is small, else the one with the least workspace.
+
+    Parameters
+    ----------
     takes
-        The input and the output.
+        Names of the input and the output.
     values
-        Constants by name.
-
-    Of the ways that there are, the first whose workspace is small, else the one that takes the least.
+        Known constants by name.
     """
     kernels = max(node_by_node(runtime, operator, tensors, alignment).kernel_bytes)
     best: Sliced | None = None
     for found in _over(_Asked(runtime, operator, tensors, alignment, kernels, takes), values):
         if best is None or found.layout.temporaries_bytes < best.layout.temporaries_bytes:
             best = found
-        # a workspace of one such part of the output is small enough: more slices only take time
+        # a workspace of 1/32 of the output is small enough: more slices only cost time
         if best.layout.temporaries_bytes * 32 <= tensors[takes[1]].nbytes:
             break
     return None if best is None else RuntimeVariant("over", best.layout, detail=best)
 
 
 def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
-    """Whole, then in more and more slices."""
+    """Yield the whole operator, then the operator in more and more slices."""
     operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
     layout = asked.layout(operator.nodes, tensors, ())
     if max(layout.kernel_bytes) <= asked.kernels and _read_first(asked, operator.nodes, layout):
@@ -126,7 +131,7 @@ def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
         if loop.sums or loop.cuts.get(made) != loop.cuts[given]:
             continue
         for size in loop.sizes():
-            # the least of the output that a slice has: what is smaller takes longer to call than to compute
+            # calls of smaller slices of the output take longer than their computation
             if size * tensors[made].nbytes < 2**17 * loop.extent:
                 break
             found = asked.sliced(loop, size)
@@ -135,7 +140,7 @@ def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
 
 
 def _read_first(asked: _Asked, nodes: Sequence[Node], layout: InnerLayout) -> bool:
-    """Says whether the input has been read, or is written over by a kernel that may, when the output is written."""
+    """Return whether the output is written after the last read of the input, or by a kernel that may overwrite it."""
 
     def storage(name: str) -> str:
         return layout.storage.get(name, name)
@@ -155,14 +160,14 @@ def _read_first(asked: _Asked, nodes: Sequence[Node], layout: InnerLayout) -> bo
 
 
 MOST = 4
-"""Ways of an operator."""
+"""The most streamed variants of an operator."""
 READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
-"""What an SD card reads and writes while one of its transfers begins, about."""
+"""Bytes that an SD card could read and write while one of its transfers starts, approximately."""
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A way with what it is chosen by: RAM while it runs, and its transfers in bytes, beside reading what is stored."""
+    """A variant with its RAM while it runs, and the cost of its transfers in bytes beyond reading stored operands."""
 
     variant: RuntimeVariant
     ram_bytes: int
@@ -179,12 +184,14 @@ def ways(
     plain: InnerLayout,
     chunk_bytes: int,
 ) -> list[RuntimeVariant]:
-    """The ways to stream some of `movable`, the leanest first; at most MOST.
+    """Return at most MOST variants that stream some of `movable`; the one with the least RAM is first.
 
+    Parameters
+    ----------
     plain
-        The operator's layout where nothing is streamed: no kernel may allocate more than there.
+        The operator's layout without streaming: no kernel may allocate more than in it.
     chunk_bytes
-        The largest of what is streamed has chunks of so many bytes or more; what is smaller than two is not streamed.
+        The largest streamed tensor has chunks of at least so many bytes. A tensor below two chunks isn't streamed.
     """
     large = [name for name in movable if tensors[name].nbytes >= 2 * chunk_bytes]
     if not large or operator.view:
@@ -197,19 +204,19 @@ def ways(
         for loop in loops(operator, tensors, [*large, *scales], values)
         for way in _of_loop(asked, loop, large, chunk_bytes)
     ]
-    # a way takes at most so much of the RAM that the operator takes plain
+    # a variant needs at most 90 % of the plain operator's RAM
     found = [way for way in (*found, *_of_rows(asked, large, values)) if way.ram_bytes <= 0.9 * whole]
     return [way.variant for way in _chosen(found, whole)]
 
 
 def _operands(operator: Operator) -> list[str]:
-    """Gives what is in RAM while it runs plain; what is updated once."""
+    """Return the tensors that are in RAM while the operator runs plain; updated tensors once."""
     new = {new for _, new in operator.updates}
     return [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n not in new]
 
 
 def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
-    """Of those that none betters in RAM and transfers both: the leanest, and the cheapest at some levels above it."""
+    """Return the Pareto optimum with the least RAM, and the cheapest ones at some levels of RAM above it."""
     front: list[_Way] = []
     for way in sorted(found, key=lambda w: (w.ram_bytes, w.price, w.variant.name)):
         if not front or way.price < front[-1].price:
@@ -246,7 +253,7 @@ def _of_loop(asked: _Asked, loop: SliceLoop, large: Sequence[str], chunk_bytes: 
 
 
 def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
-    """The nodes of each chunk, those that sum up as products of matrices; and what runs from the second chunk on."""
+    """Return the nodes of each chunk, with sums as matrix products, and their replacements from the second chunk on."""
     each: list[Node] = []
     further: dict[str, Node] = {}
     for node in loop.each:
@@ -263,7 +270,7 @@ def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
 def _rowwise(
     nodes: Sequence[Node], streamed: Collection[str], runs: Mapping[str, range] = MappingProxyType({})
 ) -> Iterator[Node]:
-    """The nodes, those that read rows of what is streamed from storage; `runs` has, by output, those in a row."""
+    """Yield the nodes; reads of streamed tables read storage. `runs` has the contiguous ranges of rows by output."""
     for node in nodes:
         table = next((n for n in node.inputs if n in streamed), "")
         if table and node.outputs[0] in runs:
@@ -273,7 +280,7 @@ def _rowwise(
 
 
 def _of_rows(asked: _Asked, large: Sequence[str], values: Mapping[str, Array]) -> Iterator[_Way]:
-    """Reading rows of tables from storage, where nothing else of them is read."""
+    """Yield the variant that reads rows of tables from storage, if nodes read only rows of them."""
     operator, tensors = asked.operator, asked.tensors
     readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
     taken = ((node.outputs[0], row_range(node, n, tensors, values)) for n, nodes in readers.items() for node in nodes)
@@ -296,7 +303,7 @@ def _of_rows(asked: _Asked, large: Sequence[str], values: Mapping[str, Array]) -
 
 
 def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]) -> _Way:
-    """The way with its transfers."""
+    """Return the variant with its transfers."""
     old = {old for old, _ in operator.updates}
     reads: Counter[int] = Counter()
     writes: Counter[int] = Counter()
