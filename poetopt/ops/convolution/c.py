@@ -1,8 +1,8 @@
 """Convolutions and their gradients in C, whole and in chunks of channels, groups and pixels.
 
-Convolutions of one or two axes, and their gradients, direct: no unfolding, so no workspace.
+Convolutions of one or two axes and their gradients are direct: they don't unfold, so they need no workspace.
 
-One axis is two with a height of one. A ConvTranspose is the gradient of a convolution by its input.
+One axis is treated as two with a height of one. A ConvTranspose is the gradient of a convolution by its input.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ X, W, Y = "bgcq", "goct", "bgop"
 
 
 def _part(taps: int) -> int:
-    """Of so many planes the products are summed up before they join a sum of such sums."""
+    """Return the number of planes whose products are summed up before they join a sum of such sums."""
     return max(1, PART // max(1, taps))
 
 
@@ -52,24 +52,24 @@ def _sizes(found: Geometry) -> dict[str, int]:
 
 
 def _pairs(found: Geometry, *pairs: tuple[str, str]) -> tuple[tuple[str, str], ...]:
-    """With several groups these alone are taken apart."""
+    """Return `pairs`, or groups alone if there are several."""
     return (("g", ""),) if found.groups > 1 else pairs
 
 
 def forward_tilings(call: Call) -> tuple[Tiling, ...]:
-    """x, w and bias to y."""
+    """Return the tilings of a convolution: x, w and bias to y."""
     found = geometry(call, call.input(0), call.input(1), call.output())
     return (*_image_tilings(call, found, forward=True), *forward_rows(call, found))
 
 
 def input_tilings(call: Call) -> tuple[Tiling, ...]:
-    """dY and w to dX, as a convolution's gradient or transposed."""
+    """Return the tilings of a gradient by the input, or of a ConvTranspose: dY and w to dX."""
     found = geometry(call, call.output(), call.input(1), call.input(0))
     return (*_image_tilings(call, found, forward=False), *input_rows(call, found))
 
 
 def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tiling, ...]:
-    """Chunks of the channels, groups and pixels of images: from x to y, or from dY to dX."""
+    """Return the tilings by channels, groups and pixels of images: from x to y, or from dY to dX."""
     given, made, summed, kept = (X, Y, "c", "o") if forward else (Y, X, "o", "c")
     all_given, all_made = (found.ins, found.outs) if forward else (found.outs, found.ins)
     parts = (PART,) if found.pointwise else (_part(prod(found.kernel)),) if forward else _phases(found)
@@ -129,14 +129,14 @@ def _image_tilings(call: Call, found: Geometry, *, forward: bool) -> tuple[Tilin
 
 
 def _fine(ways: LetterWays, found: Geometry, alone: bool) -> LetterWays:
-    """With short chunks of what is summed up, where there is one image."""
+    """Return axes with short chunks of the summed axis if there is one image; else axes that give no tilings."""
     if found.images == 1:
         return replace(ways, multiples={}, fine=True, alone=alone)
     return replace(ways, sizes=dict.fromkeys(ways.sizes, 1))
 
 
 def _phases(found: Geometry) -> tuple[int, ...]:
-    """Of how many output channels a part is, with each set of taps that some rows and columns meet."""
+    """Return the output channels of a part, for each set of taps that some rows and columns meet."""
     (height, width) = found.kernel
     down, right = (step // gcd(step, tap) for step, tap in zip(found.steps, found.taps, strict=True))
     counts = {
@@ -146,7 +146,7 @@ def _phases(found: Geometry) -> tuple[int, ...]:
 
 
 def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
-    """dY and x to dW; with an optimizer to w and its states, which are updated."""
+    """Return a function for the tilings of dY and x to dW; with an optimizer, to updated weights and states."""
     updates = 1 + RULES[optimizer].states if optimizer else 0
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
@@ -181,7 +181,7 @@ def weight_tilings(optimizer: str = "") -> Callable[[Call], tuple[Tiling, ...]]:
 
 
 def _bias(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, letters: str) -> str:
-    """Says where the bias of a chunk's first channel is; "NULL" without one."""
+    """Return the address of the bias of a chunk's first channel in C; "NULL" without a bias."""
     if not call.has(2):
         return "NULL"
     at = f"(const float *){chunk.inputs[2].at}"
@@ -194,7 +194,7 @@ def _bias(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, le
 def _for_images(
     found: Geometry, groups: str, inputs: tuple[tuple[str, str], ...], output: str, bias: str, line: str
 ) -> str:
-    """A call for each group of each image, with the operands x, w, c and y."""
+    """Return C that runs a call for each group of each image, with the operands x, w, c and y."""
     operands = [f"const float *{name} = {at};" for name, at in inputs]
     operands += [f"float *y = {output};"] + ([] if bias == "NULL" else [f"const float *c = {bias};"])
     if " g * " in line:
@@ -234,7 +234,7 @@ def _by_input(call: Call, arguments: Arguments) -> str:
 def _all_images(
     call: Call, arguments: Arguments, found: Geometry, function: str, planes: tuple[int, int], steps: tuple[int, int]
 ) -> str:
-    """Whole operands; `planes` are those of an image that is made and of one that is read, `steps` the weights'."""
+    """Return C for whole operands; `planes` are those of a written and of a read image, `steps` the weights'."""
     images = "y", "a", "b", "c" if call.has(2) else "NULL"
     if found.pointwise:
         line = called("po_pointwise", *images, found.images, *planes, prod(found.out), *steps)
@@ -257,7 +257,7 @@ def _weight_numbers(call: Call) -> tuple[int, ...]:
 
 
 def _with_update(optimizer: str) -> Kernel:
-    """The gradient by the weights, and their update by it: dY, x, the weights, states, scalars."""
+    """Return the kernel of the gradient by the weights and their update; inputs: dY, x, weights, states, scalars."""
     states = RULES[optimizer].states
 
     def code(call: Call, arguments: Arguments) -> str:

@@ -1,6 +1,6 @@
-"""Convolutions in C by rows: what two chunks both need, as the taps reach it, stays in RAM from one to the next.
+"""Convolutions in C by rows: rows that the taps of two neighbouring chunks reach stay in RAM.
 
-A row's sums are the plain kernel's. A gradient by the weights is summed up row after row there, and so it is here.
+Each row has the sums of the plain kernel. The plain kernel also sums a gradient by the weights row after row.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Geometry:
 
     @property
     def reach(self) -> int:
-        """Says how many rows the last tap is behind the first."""
+        """Rows from the first tap to the last."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     @property
     def pointwise(self) -> bool:
-        """Says whether it is a product of matrices, image by image."""
+        """Whether it is a matrix product for each image."""
         one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
         return one and self.groups == 1 and self.out == self.size
 
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that the functions of the header take, in order."""
+        """Return the arguments of the header's functions, in order."""
         return (
             self.images, self.groups, self.outs, self.ins, *self.out, *self.size, *self.kernel, *self.steps,
             *self.taps, *self.before,
@@ -50,7 +50,7 @@ class Geometry:
 
 
 def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
-    """The convolution that makes y of x by w, with the attributes of the call."""
+    """Return the convolution of x with w to y, with the attributes of the call."""
     axes = len(x.shape) - 2
     groups = call.integer("group", 1)
 
@@ -69,7 +69,7 @@ def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
 
 
 def forward_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
-    """Chunks of y's rows, with those of x that they are made of."""
+    """Return the tiling by y's rows, with the rows of x that they need."""
     if not _by_rows(found):
         return ()
     (rows, columns), width, taps = found.out, found.size[1], prod(found.kernel)
@@ -90,7 +90,7 @@ def forward_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
 
 
 def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
-    """Chunks of dx's rows, with those of dy that meet them."""
+    """Return the tiling by dx's rows, with the rows of dy that meet them."""
     (height, width), (rows, columns), step = found.size, found.out, found.steps[0]
     if not _by_rows(found) or height <= step:
         return ()
@@ -111,9 +111,9 @@ def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
 
 
 def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
-    """Chunks of dy's rows, with those of x that they meet.
+    """Return the tiling by dy's rows, with the rows of x that they meet.
 
-    What is summed up so far lies in dW; with an optimizer beside the weights, which are updated.
+    Partial sums lie in dW; with an optimizer, they lie beside the updated weights.
     """
     if found.images != 1 or not _by_rows(found):
         return ()
@@ -130,7 +130,7 @@ def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ..
 
 
 def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
-    """The same of a product of matrices: chunks of pixels, in the parts in which the plain kernel sums them up."""
+    """Return the tiling of a gradient by pointwise weights by pixels, in the parts that the plain kernel sums up."""
     pixels = prod(found.out)
     if found.images != 1 or not found.pointwise or pixels <= PART:
         return ()
@@ -144,12 +144,12 @@ def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, 
 
 
 def _by_rows(found: Geometry) -> bool:
-    """Says whether there are rows, no pad is wider than what the taps reach, and pixels are not alike."""
+    """Return whether there are rows, no pad is wider than the taps' reach, and it isn't pointwise."""
     return found.out[0] > 1 and 0 <= found.before[0] <= found.reach and not found.pointwise
 
 
 def _met(found: Geometry) -> Rows:
-    """The rows of x that rows of y are made of."""
+    """Return the rows of x that rows of y need."""
     return Rows.read(found.size[0], found.steps[0], found.before[0], found.reach)
 
 
@@ -168,7 +168,7 @@ def _span(chunk: Chunk, needed: Rows) -> str:
 
 
 def _grouped(chunk: Chunk, found: Geometry, needed: Rows, channels: tuple[int, int], line: str) -> str:
-    """A call for each group of each image: of so many channels of operands x and y, and rows `first` to `last` of x."""
+    """Return C with a call for each group of each image; `channels` are x's and y's, x has rows `first` to `last`."""
     x, y = chunk.inputs[0], chunk.outputs[0]
     image = f"(i0 * {found.groups} + g)"
     body = block(
@@ -189,7 +189,7 @@ def _summing(
     code: Callable[[Call, Chunk], str],
     optimizer: str,
 ) -> Tiling:
-    """A tiling of dy and x, with sums as large as the weights where dW isn't written."""
+    """Return a tiling of dy and x; with an optimizer, scratch has sums as large as the weights."""
     nbytes = ELEMENT_BYTES * found.groups * found.outs * found.ins * prod(found.kernel) if optimizer else 0
     inputs, outputs = (*taken, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
     return Tiling(loop, None, inputs, outputs, code, scratch_bytes=lambda outer: nbytes)
@@ -204,8 +204,10 @@ def _updating(
     above: str,
     extent: int,
 ) -> str:
-    """Gives what a chunk adds to the sums; with an optimizer, at the end of all `extent` steps the update by them.
+    """Return C that adds a chunk to the sums; with an optimizer, it updates after all `extent` steps.
 
+    Parameters
+    ----------
     planes
         Rows and columns of dy, and of x.
     """
@@ -228,10 +230,12 @@ def _updating(
 def written_to(
     call: Call, chunk: Chunk, optimizer: str, olds: Sequence[str], news: Sequence[str]
 ) -> tuple[list[str], tuple[str, str]]:
-    """Says where a gradient by the weights goes, as `po_images_by_weight` is told, and what is declared for that.
+    """Return declarations, and the arguments of `po_images_by_weight` for the destination of a gradient by weights.
 
+    Parameters
+    ----------
     olds, news
-        The weights and the optimizer's states before and after their update; without an optimizer dW.
+        The weights and the optimizer's states before and after their update; without an optimizer, dW.
     """
     if not optimizer:
         return [], (news[0], "NULL")

@@ -1,4 +1,4 @@
-"""Ops that move data: transposed, cut, padded, put together, drawn. One loop nest for each block of bytes."""
+"""Ops that transpose, slice, pad, join or draw data in C: one loop nest for each block of bytes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _expand(call: Call, arguments: Arguments) -> str:
 
 
 def _expand_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks along each axis of the result."""
+    """Return the tilings along each axis of the result."""
     x, y = call.input(0), call.output()
     rest = [None for _ in call.inputs[1:]]
     axes = (axis for axis, extent in enumerate(y.shape) if extent > 1)
@@ -119,7 +119,7 @@ def _constant_of_shape(call: Call, arguments: Arguments) -> str:
 
 
 def _pads(call: Call) -> tuple[list[int], list[int]]:
-    """Says how much is padded before and after, axis by axis; nothing where that isn't known."""
+    """Return the pads before and after each axis; zeros if they are unknown."""
     rank, given = len(call.input(0).shape), _ints(call, 1)
     axes = _ints(call, 3) or list(range(rank))
     before, after = [0] * rank, [0] * rank
@@ -154,11 +154,11 @@ _REPEATED = {
     "reflect": "(i{k} < {b} ? {b} - i{k} : i{k} < {b} + {n} ? i{k} - {b} : 2 * {n} - 2 + {b} - i{k})",
     "edge": "po_smaller(po_larger(i{k} - {b}, 0), {n} - 1)",
 }
-"""Where an element of a padded axis comes from, of the {n} that are left, {b} places behind the first."""
+"""Source index of an element of a padded axis; {n} elements remain, and {b} are padded before the first."""
 
 
 def _repeated(call: Call, arguments: Arguments) -> str:
-    """A Pad in another mode than `constant`; what is cut is cut first, as onnxruntime does."""
+    """Return the C of a Pad in a mode other than `constant`; negative pads cut first, as in onnxruntime."""
     x, y = call.input(0), call.output()
     before, after = _pads(call)
     own, at = strides_of(x.shape), sum(max(-b, 0) * s for b, s in zip(before, strides_of(x.shape), strict=True))
@@ -210,7 +210,7 @@ def _split_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tiling, ...]:
-    """Chunks of an axis before the one that tensors follow one another along."""
+    """Return the tiling along an axis before the axis of a Concat or Split."""
     first = leading(whole.shape, axis)
     if first is None or any(t is None for t in (*call.inputs[:1], *call.outputs)):
         return ()
@@ -220,7 +220,10 @@ def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tili
 
 
 def _drawn(call: Call, arguments: Arguments, made: str, *declared: str) -> str:
-    """`made` of each `drawn` number in [0, 1) of the minimal standard generator, as onnxruntime draws it."""
+    """Return C that evaluates `made` for each number `drawn` in [0, 1) by the minimal standard generator.
+
+    onnxruntime draws the same numbers.
+    """
     draw = block(
         "float drawn;",
         "seed = (uint32_t)((uint64_t)seed * 16807u % 2147483647u);",

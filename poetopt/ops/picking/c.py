@@ -1,6 +1,6 @@
-"""Picking of rows in C, and its gradients: whole, and in chunks where a row that is read or added to is alone in RAM.
+"""Ops that select or write by indices in C, and their gradients: whole, and in chunks with a single row in RAM.
 
-Rows are added up in the order of their numbers' places, whichever way.
+Rows are added up in the order of their numbers, in all variants.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 
 
 def gathered(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of the rows that are picked, of a table in RAM, or one whose rows are read one by one."""
+    """Return the tilings by gathered rows, from a table in RAM, or from one whose rows are read one by one."""
     x, numbers, y = call.input(0), call.input(1), call.output()
     length, unit = _table_rows(call, x)
     if not length or not unit:
@@ -56,10 +56,12 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
 
 
 def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
-    """Chunks of the table's rows, with dy in RAM, or its rows read one by one.
+    """Return the tilings by the table's rows, with dy in RAM, or its rows read one by one.
 
+    Parameters
+    ----------
     update
-        Whether sgd updates the table: dy, numbers, table, rate, what is kept.
+        Whether sgd updates the table; inputs are dy, numbers, table, rate, and the factor of weight decay.
     """
     numbers, y = call.input(1), call.output()
     length, unit = _table_rows(call, y)
@@ -91,25 +93,27 @@ def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
             )
         return block(*operands, f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}", each)
 
-    elements = ChunkSlice(OUTER, width)  # of whole rows: an update behind it goes by elements
+    elements = ChunkSlice(OUTER, width)  # chunks are whole rows, but an update behind goes by elements
     rest = (None, *((elements, None, None) if update else ()))
     ways = [ChunkSlice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
     return tuple(Tiling(Loop(y.size, inner), None, (taken, *rest), (elements,), code) for taken in ways)
 
 
 def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: str, done: str, taken: str = "1") -> str:
-    """C that sums up what is of one row, for each row among `count` numbers, and does `done` with each of its elements.
+    """Return C that sums up the terms of each row among `count` numbers, and runs `done` for each element of the sum.
 
-    A row's terms are one sum before they meet the row itself: each by itself would be lost where it is small beside it.
+    The terms of a row are summed before they are added to the row: a term that is small against the row would be lost.
 
+    Parameters
+    ----------
     number
-        The C of the number at a place, which is to be filled in.
+        C of the number at a position, as a template.
     sums
-        Where `inner` floats lie.
+        Address of `inner` floats.
     each, term
-        What comes before the terms of place k, and the term of element j.
+        C before the terms of position k, and the term of element j.
     taken
-        Which rows.
+        C condition that selects rows.
     """
 
     def at(place: str) -> str:
@@ -142,7 +146,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
 
 
 def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
-    """Says how many rows a table has, and their bytes; 0 where a row lies in pieces."""
+    """Return the number of rows of a table, and the bytes of a row; 0 if rows aren't contiguous."""
     axis = call.integer("axis", 0) % len(table.shape)
     if prod(table.shape[:axis]) != 1:
         return 0, 0
@@ -150,7 +154,7 @@ def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
 
 
 def number_at(length: int, place: str = "{}") -> str:
-    """The C of a row's number; negative ones count from the end."""
+    """Return the C of a row's number; negative numbers count from the end."""
     return f"(int32_t)(b[{place}] < 0 ? b[{place}] + {length} : b[{place}])"
 
 
@@ -195,13 +199,13 @@ def _gather_nd(call: Call, arguments: Arguments) -> str:
 
 
 def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
-    """Says where the elements begin that an index tuple names; negative numbers count from the end."""
+    """Return the C of the offset that an index tuple names; negative numbers count from the end."""
     numbers = (f"({tuples}[{k}] < 0 ? {tuples}[{k}] + {shape[k]} : {tuples}[{k}]) * {strides[k]}" for k in range(depth))
     return " + ".join(numbers) or "0"
 
 
 def _top_k(call: Call, arguments: Arguments) -> str:
-    """Each is looked for behind the one before it, so nothing is kept; of equal ones the first comes first."""
+    """Return the C of TopK: it searches each value behind the one before, without a copy; ties keep their order."""
     x, (values, places) = call.input(0), arguments.outputs + ("",) * (2 - len(arguments.outputs))
     axis = call.integer("axis", -1) % len(x.shape)
     made = next(tensor for tensor in call.outputs if tensor is not None)
@@ -241,7 +245,7 @@ def _gather_gradient(call: Call, arguments: Arguments) -> str:
 
 
 def _gather_update(call: Call, arguments: Arguments) -> str:
-    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
+    """Return C that updates the rows that were read by sgd, and multiplies the whole table by weight decay's factor."""
     table, y, count = call.input(2), call.output(), call.input(1).size
     axis = call.integer("axis", 0) % len(y.shape)
     outer, length, inner = around(y.shape, axis)
@@ -275,7 +279,7 @@ _COMBINED = {
 
 
 def _kept(call: Call, arguments: Arguments) -> list[str]:
-    """Declarations of data a, indices b, updates c and result y, which begins as data."""
+    """Return the declarations of indices b, updates c and result y, and the copy of the data to y."""
     y = call.output()
     return [
         read("b", call.input(1), arguments.inputs[1]),

@@ -1,17 +1,18 @@
-"""GridSample: places between the elements of X are given by a grid; both have gradients.
+"""GridSample: a grid gives positions between the elements of X; grid and X have gradients.
 
-A place reads some elements along each axis (one for nearest, two for linear, four for cubic), weighed by polynomials of
-how far it lies behind the first of them. One outside of X counts as zero (`zeros`) or as one inside (`border`,
-`reflection`). With w_s the product of its weights, and over all s that a place reads:
+A position reads some elements along each axis: one for nearest, two for linear, four for cubic. Their weights are
+polynomials of the distance from the first of them. An element outside of X counts as zero (`zeros`) or as an element
+inside (`border`, `reflection`). With the product w_s of the weights of an element s, summed over all s that a position
+reads:
 
     dX = sum of dY w_s, added where s lies
     dGrid_a = sum of dw_s/dGrid_a (X_s dY summed over the channels)
 
-element after element: for dX scattered, with 20 bytes an element of dY; for the grid gathered with its channels, with
-12. A matrix of weights and one product each would be slower from planes of 16x16 on.
+Elements are processed one after another. For dX they are scattered, with 20 bytes per element of dY. For the grid they
+are gathered with their channels, with 12. A matrix of weights and one product would be slower from planes of 16x16 on.
 
-Coordinates are computed in onnxruntime's order; kinks are torch's: `floor` decides which side of an element counts, and
-at the image's edges `border` and `reflection` have no slope. Through `nearest` nothing flows to the grid.
+Coordinates are computed in onnxruntime's order. Kinks are torch's: `floor` decides which side of an element counts, and
+at the image's edges `border` and `reflection` have no slope. No gradient flows to the grid through `nearest`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {
         (0.0, 0.0, _A, -_A),
     ),
 }
-"""For each element that is read, the coefficients of its weight: of 1, f, f^2, f^3; f is the distance to the place."""
+"""For each element that is read, the coefficients of its weight for 1, f, f^2, f^3, with the position's distance f."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class _Sampling:
 
     @property
     def taps(self) -> int:
-        """Elements that a place reads along an axis."""
+        """Elements that a position reads along an axis."""
         return len(_POLYNOMIALS[self.mode])
 
     @property
     def read(self) -> int:
-        """Elements that a place reads."""
+        """Elements that a position reads."""
         return int(self.taps ** len(self.sizes))
 
     @property
@@ -82,7 +83,7 @@ class _Sampling:
 
 @dataclass(frozen=True)
 class Line:
-    """Holds what the places read along one axis, [batch, places, taps] each; where `slope` is None it is not wanted."""
+    """The elements that positions read along one axis, [batch, places, taps] each; `slope` is None unless requested."""
 
     index: Tensor
     weight: Tensor
@@ -91,7 +92,7 @@ class Line:
 
 @register_vjp("GridSample", since=16)
 def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above. dX reads the grid, dGrid also X."""
+    """Return dX, which reads the grid, and dGrid, which also reads X."""
     dy, frame = op.only(cotangents), _sampling(op)
     dx = _input(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
     grid = _grid(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
@@ -100,7 +101,7 @@ def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
 
 def _sampling(op: Primal) -> _Sampling:
     mode, padding = op.attr_text("mode", "linear"), op.attr_text("padding_mode", "zeros")
-    # before opset 20
+    # names before opset 20
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     if mode not in _POLYNOMIALS or padding not in {"zeros", "border", "reflection"}:
         raise ModelError(f"{op.where}: unknown mode {mode!r} or padding_mode {padding!r}")
@@ -118,7 +119,7 @@ def _sampling(op: Primal) -> _Sampling:
 
 
 def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) -> list[Line]:
-    """Axis by axis; the grid's components are in the opposite order."""
+    """Return one line per axis; the grid's components are in the opposite order."""
     rank = len(frame.sizes)
     flat = k.reshape(grid, (frame.batch, frame.places, rank))
     parts = [k.slice(flat, [rank - 1 - axis], [rank - axis], [2]) for axis in range(rank)]
@@ -126,7 +127,7 @@ def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) 
 
 
 def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes: bool) -> Line:
-    """One axis: `part` [batch, places, 1] is between -1 and 1 inside."""
+    """Return the line of one axis; `part` [batch, places, 1] is between -1 and 1 inside of X."""
     at, sign = _coordinate(k, part, size, frame.aligned), None
     if frame.mode == "linear" and frame.padding != "zeros":
         at, sign = _kept_inside(k, at, size, frame)
@@ -151,7 +152,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
 
 
 def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> Tensor:
-    """From -1 ... 1 to elements, in onnxruntime's order of operations."""
+    """Convert -1 ... 1 to element numbers, in onnxruntime's order of operations."""
     more = k.add(part, k.graph.scalar(1.0, part.dtype))
     if aligned:
         return k.mul(k.mul(more, 0.5), size - 1.0)
@@ -159,7 +160,7 @@ def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> T
 
 
 def _polynomial(k: OperatorBuilder, table: NDArray[np.float64], at: Tensor, first: Tensor) -> Tensor:
-    """The polynomials of at - first whose coefficients are the rows of `table`, lowest power first."""
+    """Return the polynomials of at - first whose coefficients are the rows of `table`, lowest power first."""
     powers = [k.graph.constant(column.astype(at.dtype)) for column in table.T]
     if len(powers) == 1:
         return k.expand(powers[0], (*at.shape[:-1], len(table)))
@@ -173,7 +174,7 @@ def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
 
 
 def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
-    """A coordinate of `linear` as border or mirrors leave it, and its slope: 1, -1, or 0 at the edges and beyond."""
+    """Return a coordinate of `linear` after border or reflection, and its slope: 1, -1, or 0 from the edges on."""
     low, span = (0.0, size - 1.0) if frame.aligned else (-0.5, float(size))
     sign: Tensor | None = None
     if frame.padding == "reflection" and span:
@@ -194,7 +195,7 @@ def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) ->
 
 
 def _mirrored(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
-    """Inside, by mirrors on the outermost elements (aligned) or on their outer edges."""
+    """Reflect indices at the outermost elements (aligned) or at their outer edges."""
     period = max(2 * size - 2, 1) if aligned else 2 * size
     last = period if aligned and size > 1 else period - 1
     there = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
@@ -202,13 +203,13 @@ def _mirrored(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Te
 
 
 def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
-    """[batch, places, taps] with the taps on an axis of their own: [batch, places, 1, ..., taps, ..., 1]."""
+    """Move the taps of [batch, places, taps] to a separate axis: [batch, places, 1, ..., taps, ..., 1]."""
     batch, places, taps = line.shape
     return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
 
 
 def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tensor:
-    """Says which elements of a flat channel are read: int64 [batch, places, read]."""
+    """Return the indices of the elements of a flat channel that are read: int64 [batch, places, read]."""
     rank = len(lines)
     parts = []
     for axis, line in enumerate(lines):
@@ -219,12 +220,12 @@ def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tenso
 
 
 def _product(k: OperatorBuilder, factors: Sequence[Tensor]) -> Tensor:
-    """The products over the axes: [batch, places, taps, ..., taps]."""
+    """Return the products over the axes: [batch, places, taps, ..., taps]."""
     return reduce(k.mul, [_spread(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
 
 
 def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
-    """x[..., number] of [batch, places, read]."""
+    """Return x[..., number] of x [batch, places, read]."""
     return k.reshape(k.slice(x, [number], [number + 1], [2]), x.shape[:2])
 
 

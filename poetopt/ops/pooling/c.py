@@ -1,4 +1,4 @@
-"""Pooling and resizing of planes in C: whole, in chunks of planes, and of rows with those that they need."""
+"""Pooling and resizing of planes in C: whole, in chunks of planes, and in chunks of rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _PoolingWindow:
     after: tuple[int, int]
 
     def numbers(self) -> tuple[int, ...]:
-        """As the functions of the header take them, up to the pads before."""
+        """Return the arguments of the header's functions, up to the pads before."""
         return (self.planes, *self.out, *self.size, *self.kernel, *self.steps, *self.taps, *self.before)
 
     @property
     def reach(self) -> int:
-        """Says how many rows the last tap is behind the first."""
+        """Rows from the first tap to the last."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     def plane(self, rows: str, height: str, above: str) -> tuple[str | int, ...]:
-        """The same numbers of some rows of a plane."""
+        """Return `numbers` for some rows of a plane."""
         (_, columns), (_, width) = self.out, self.size
         return (
             1, rows, columns, height, width, *self.kernel, *self.steps, *self.taps, above, self.before[1],
@@ -45,17 +45,20 @@ class _PoolingWindow:
 
 
 Line = Callable[[_PoolingWindow, Chunk, Sequence[str]], str]
-"""The call of one plane p: of the addresses of its part of each operand, outputs first, rows `first` to `last`."""
+"""Writer of the call for one plane p, from the addresses of its part of each operand, outputs first.
+
+The input's rows in RAM are `first` to `last`.
+"""
 
 
 def pooled_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
-    """Chunks of the rows of the outputs; the input's are those that their windows reach."""
+    """Return the tiling by the outputs' rows, with the input's rows that their windows reach."""
     needed = Rows.read(window.size[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.out[0], needed, Rows(window.out[0]), line)
 
 
 def spread_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
-    """Chunks of the rows of the gradient by the input; the inputs' are those whose windows meet them."""
+    """Return the tiling by the rows of the gradient by the input, with the inputs' rows whose windows meet them."""
     needed = Rows.meeting(window.out[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.size[0], needed, Rows(window.size[0]), line)
 
@@ -200,7 +203,7 @@ def _average_pool_gradient_rows(call: Call) -> tuple[Tiling, ...]:
 def _by_plane(
     code: Code, by_rows: Callable[[Call], tuple[Tiling, ...]] | None = None
 ) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of planes, and of rows."""
+    """Return a function for the tilings by planes, and by rows."""
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         planes = along(code, call, [1] * len(call.inputs), [1] * len(call.outputs), merged=True)
@@ -212,7 +215,10 @@ def _by_plane(
 def _by_indexed_plane(
     code: Callable[[Call, Arguments, str], str], wide: int, by_rows: Callable[[Call], tuple[Tiling, ...]] | None = None
 ) -> Callable[[Call], tuple[Tiling, ...]]:
-    """The same of what counts places in all of an operand (0: the input, 1: the output), from the chunk's first one."""
+    """Return `_by_plane` for code with indices into a whole operand (0: the input, 1: the output).
+
+    The code gets the index of the chunk's first element.
+    """
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = (call.output() if wide else call.input(0)).shape
@@ -231,11 +237,15 @@ MAX_TILINGS = _by_indexed_plane(_max_pool, 0, _max_pool_rows)
 
 
 ResizingLine = Callable[[Call, tuple[str, str], Sequence[str | int]], str]
-"""Of the addresses of y and x: planes, the first row and how many, the first one of x, how far apart planes lie."""
+"""Writer of C from the call, the addresses of y and x, and numbers.
+
+The numbers are planes, the first row of y, the number of rows, the first row of x, and the strides of y's and x's
+planes.
+"""
 
 
 def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> tuple[Tiling, ...]:
-    """Rows of x that are needed are in RAM, from one chunk to the next where both need them."""
+    """Return the tiling by y's rows; rows of x that the next chunk needs stay in RAM."""
     x, y = call.input(0), call.output()
     rows = prod(y.shape[2:-1])
 
@@ -257,18 +267,18 @@ PLACES = {
     "half_pixel": "PO_HALF_PIXEL", "asymmetric": "PO_ASYMMETRIC", "align_corners": "PO_ALIGN_CORNERS",
     "pytorch_half_pixel": "PO_TORCH_HALF_PIXEL",
 }  # fmt: skip
-"""How places of y lie among those of x, by coordinate_transformation_mode."""
+"""C constants of coordinate_transformation_mode, which maps positions of y to x."""
 TIES = {
     "round_prefer_floor": "PO_PREFER_FLOOR", "round_prefer_ceil": "PO_PREFER_CEIL", "floor": "PO_FLOOR",
     "ceil": "PO_CEIL",
 }  # fmt: skip
 REACH = {"nearest": 2, "linear": 2, "cubic": 3}
-"""Rows of x that are had beside those where a chunk's begin and end lie: neighbours, and one for rounding."""
+"""Rows of x that a chunk needs beside those of its begin and end: neighbours, and one for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ResizeSizes:
-    """Planes of y [out] and x [size], rows before columns, and y's length over x's."""
+    """Planes of y [out] and x [size], rows before columns, and the ratio of y's length to x's."""
 
     planes: int
     out: tuple[int, int]
@@ -303,7 +313,7 @@ def _resize_refuses(call: Call) -> str | None:
 
 
 def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
-    """`at`: planes, the first row and how many, the first one of x, and how far apart the planes of y and x lie."""
+    """Return the call of a Resize; `at` has the numbers of `ResizingLine`."""
     sizes, (planes, begin, count, first, y_apart, x_apart) = _sizes(call), at
     numbers = planes, begin, count, *sizes.out, *sizes.size, first, y_apart, x_apart, *sizes.scale
     places = PLACES[call.text("coordinate_transformation_mode", "half_pixel")]
@@ -323,7 +333,7 @@ def _resize(call: Call, arguments: Arguments) -> str:
 
 
 def _resize_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of planes, and of rows where the scale is that of the lengths."""
+    """Return the tilings by planes, and by rows if the scale equals the ratio of the lengths."""
     sizes = _sizes(call)
     rest = [None for _ in call.inputs[1:]]
     planes = along(_resize, call, [1, *rest], [1], merged=True)

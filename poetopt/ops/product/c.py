@@ -49,10 +49,12 @@ Steps = tuple[int, int]
 
 
 def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = False) -> tuple[Tiling, ...]:
-    """Chunks of rows of a and y, of `count` products y = a b; b's steps are those by depth and by column.
+    """Return the tiling by rows of a and y, for `count` products y = a b; `b_steps` are b's by depth and by column.
 
+    Parameters
+    ----------
     one_left
-        Whether a is one matrix, the same for each b: it stays whole.
+        Whether all products share one matrix a: it stays whole.
     """
     rows, columns, depth = sizes
     if rows < 2:
@@ -70,7 +72,7 @@ def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = F
 
 
 def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
-    """Chunks of what is summed up, of `count` products y = a' b; the inputs are b and a, and y may stay whole."""
+    """Return the tilings by depth, for `count` products y = a' b; the inputs are b and a, and y may stay whole."""
     rows, columns, depth = sizes
     if depth <= PART or (count > 1 and depth % PART):
         return ()
@@ -91,16 +93,16 @@ def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
 
 
 def _matrices(count: int, rows: int) -> Rows:
-    """Says which of `count` matrices go with rows of others of `rows` each."""
+    """Return which of `count` matrices match rows of other matrices of `rows` each."""
     return Rows(count, 1, rows, 0, rows - 1)
 
 
 def _each_matrix(
     rows: int, product: Callable[[str, str, str], str], *, whole: bool = False
 ) -> Callable[[Call, Chunk], str]:
-    """The code of a chunk: a product for each matrix that it meets, of which it has `many` rows from `first` on.
+    """Return the code of a chunk: a product for each matrix that it overlaps, with `many` rows from `first` on.
 
-    Rows are counted from the chunk's begin, matrices too unless they are `whole`.
+    Rows count from the chunk's begin, and so do matrices unless they are `whole`.
     """
 
     def code(call: Call, chunk: Chunk) -> str:
@@ -124,7 +126,7 @@ def _each_matrix(
 
 HEADER = "po_gemm.h"
 LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
-"""How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
+"""Pairs of outer and inner loops for a product of rows m, columns n and depth k."""
 Pair = tuple[str, str]
 
 
@@ -134,7 +136,7 @@ def _gemm_ways(call: Call) -> LetterWays:
 
 
 def _ways(call: Call, rows: int, columns: int, depth: int) -> LetterWays:
-    """The axes of the operands a, b and y; what else there is stays whole."""
+    """Return the axes of the operands a, b and y; further operands stay whole."""
     a = "km" if call.integer("transA", 0) else "mk"
     b = "nk" if call.integer("transB", 0) else "kn"
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
@@ -142,7 +144,7 @@ def _ways(call: Call, rows: int, columns: int, depth: int) -> LetterWays:
 
 
 def _product(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
-    """One chunk of y = a b, or of what it is summed up of, and `then` once it is."""
+    """Return the C of one chunk of y = a b, or of its sums, followed by `then`."""
     a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
     b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
     y, y_apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
@@ -158,7 +160,7 @@ def _product(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk,
 
 
 def _all(ways: LetterWays, code: Callable[[LetterWays, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
-    """Those of `ways`, and those with short chunks of what is summed up."""
+    """Return the tilings of `ways`, and those with short chunks of the depth."""
     fine = replace(ways, multiples={}, fine=True)
     return (*ways.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
 
@@ -178,7 +180,7 @@ def _gemm_chunk(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chu
         scaled = called("po_scaled", "y", at, m, n, apart["m"], row, column, float(alpha), float(beta))
     elif alpha != 1.0:
         scaled = called("po_scaled", "y", "NULL", m, n, apart["m"], 0, 0, float(alpha), 0.0)
-    if scaled and loops[INNER] == "k":  # once all is summed up
+    if scaled and loops[INNER] == "k":  # scales only complete sums
         scaled = f"if ({chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}) {{\n    {scaled}\n}}"
     return _product(ways, loops, call, chunk, scaled)
 
@@ -200,7 +202,7 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
-    """Chunks of matrices."""
+    """Return the tiling by matrices."""
     axis = leading(call.output().shape, len(call.output().shape) - 2)
     return () if axis is None else along(code, call, (axis, axis), (axis,))
 
@@ -236,7 +238,7 @@ def _empty(call: Call) -> str | None:
 
 
 def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
-    """Products of `sizes` (rows, columns, depth), one for each matrix of the batch; a's and b's steps."""
+    """Return C with a product of `sizes` (rows, columns, depth) per matrix of the batch; `steps` are a's and b's."""
     (rows, columns, depth), count = sizes, prod(call.output().shape[:-2])
     at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
     product = called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)
@@ -254,13 +256,13 @@ def _weight_sizes(call: Call) -> tuple[int, int, int]:
 
 
 def _matmul_by_input(call: Call, arguments: Arguments) -> str:
-    """dA = dY B'."""
+    """Return dA = dY B'."""
     depth = call.input(0).shape[-1]
     return _batched(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
 
 
 def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
-    """dB = A' dY: the inputs are dY and A."""
+    """Return the C of dB = A' dY; the inputs are dY and A."""
     rows, columns, depth = _weight_sizes(call)
     turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
     places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
@@ -268,7 +270,7 @@ def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
 
 
 def _with_update(optimizer: str) -> Kernel:
-    """Gemm, whose product is the gradient that a parameter is updated by: a, b, the parameter, states, scalars."""
+    """Return the kernel of a Gemm that is a gradient, and of its update; inputs: a, b, parameter, states, scalars."""
     states = RULES[optimizer].states
 
     def code(call: Call, arguments: Arguments) -> str:
@@ -290,7 +292,7 @@ def _with_update(optimizer: str) -> Kernel:
         )
 
     def summed_code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        """The gradient of a chunk is summed up in the scratch, and is whole before it is applied."""
+        """Return C that sums a chunk's gradient in the scratch, and applies the complete sum."""
         m, n = ways.count("m", loops, chunk), ways.sizes["n"]
         sums = Part(f"po_sums + {m} * {n}" if ways.fine else "", "0")
         made = Chunk(chunk.inputs, (Part("po_sums", "0"),), chunk.begin, chunk.count, sums.at)
@@ -351,7 +353,7 @@ def _einsum_refuses(call: Call) -> str | None:
 
 
 def _einsum(call: Call, arguments: Arguments) -> str:
-    """Sums are taken in parts of PO_PART terms."""
+    """Return the C of an Einsum; sums have parts of PO_PART terms."""
     terms, result = _labels(call)
     sizes: dict[str, int] = {}
     steps: dict[str, dict[str, int]] = {}

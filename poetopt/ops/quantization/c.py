@@ -1,6 +1,6 @@
-"""DequantizeLinear in C: one loop nest, which finds the scale of each element by its place.
+"""DequantizeLinear in C: one loop nest, which finds the scale of each element by its index.
 
-Products and convolutions with a quantized weight dequantize some of its columns or channels at a time.
+Products and convolutions with a quantized weight dequantize a few of its columns or channels at a time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _code(call: Call, arguments: Arguments) -> str:
     given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
     given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
     x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in given)
-    # integers are subtracted as integers, as onnxruntime does
+    # integers are subtracted as integers, as in onnxruntime
     body = block(
         f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
         f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
@@ -80,11 +80,11 @@ def _code(call: Call, arguments: Arguments) -> str:
 
 
 PANEL = 8
-"""Columns that a product has dequantized at once."""
+"""Columns that a product dequantizes at once."""
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
-    """Rows, columns and depth of a product."""
+    """Return rows, columns and depth of a product."""
     inner, columns = call.shape(1)[:: -1 if call.integer("transB", 0) else 1]
     return call.output().size // columns, columns, inner
 
@@ -101,10 +101,12 @@ def _product_refuses(call: Call) -> str | None:
 
 
 def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
-    """y = alpha a w + beta c: of w, `PANEL` columns at a time are dequantized, and multiplied by the plain kernel.
+    """Return the C of y = alpha a w + beta c: it dequantizes `PANEL` columns of w at a time, for the plain kernel.
 
+    Parameters
+    ----------
     letter
-        What a chunk has some steps of: columns ("n"), what is summed up ("k"), or nothing.
+        The axis of chunks: columns ("n"), depth ("k"), or none.
     """
     rows, columns, depth = _sizes(call)
     level = OUTER if letter == "n" else INNER
@@ -147,10 +149,12 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
 
 
 def _place(call: Call, index: int, apart: str) -> str:
-    """Says where the weight (1), scale (2) or zero point (3) of row k and column o of w is.
+    """Return the C index of the weight (1), scale (2) or zero point (3) of row k and column o of w.
 
+    Parameters
+    ----------
     apart
-        Elements between rows, where a chunk has some columns.
+        Elements between rows, if a chunk has some columns.
     """
     turned, (axis, size) = call.integer("transB", 0), _sharing_of_weight(call)
     steps = ["k", "o"][:: -1 if turned else 1]
@@ -166,14 +170,14 @@ def _sharing_of_weight(call: Call) -> Sharing:
 
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of columns, or of what is summed up where that goes row by row of the weight."""
+    """Return the tilings by columns, and by depth if it goes row by row of the weight."""
     (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), list[Tiling]()
     turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
     own = 0 if turned else 1
     operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
 
     def cut(along: int, level: int, blocks: int) -> list[ChunkSlice | None] | None:
-        """What a chunk has of weight, scale and zero point; None where that isn't whole bytes."""
+        """Return a chunk's slices of weight, scale and zero point; None if they aren't whole bytes."""
         made: list[ChunkSlice | None] = []
         for k, (t, one_axis) in enumerate(operands):
             if t is None or (one_axis and axis != along):
@@ -208,7 +212,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def element(name: str, tensor: Tensor, at: str) -> str:
-    """An element as C reads it: one of four bits out of its byte."""
+    """Return the C that reads an element; an element of four bits is read out of its byte."""
     if tensor.dtype not in PACKED:
         return f"{name}[{at}]"
     bits = f"({name}[{at} / 2] >> ({at} % 2 * 4) & 15)"
@@ -216,7 +220,7 @@ def element(name: str, tensor: Tensor, at: str) -> str:
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks along each axis, but the one that blocks lie along."""
+    """Return the tilings along each axis except the axis of the blocks."""
     (axis, size), found = _sharing(call), list[Tiling]()
     for cut, extent in enumerate(call.shape(0)):
         if extent < 2 or (size and cut == axis):
@@ -229,13 +233,13 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _plain(call: Call) -> Call:
-    """The convolution with its weight as floats, and without what that is made of."""
+    """Return the convolution with its weight as floats, without scale and zero point."""
     a, _, _, _, *rest = call.inputs
     return replace(call, inputs=(a, replace(call.input(1), dtype="float32"), *rest))
 
 
 def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
-    """The plain kernel's chunks of the weight's channels, or groups: the loop, and the weight's slices."""
+    """Return the plain kernel's tiling by the weight's channels or groups, its loop, and the weight's slice."""
     for tiling in kernel.tilings(_plain(call)):
         loop, taken = tiling.outer, tiling.inputs[1]
         rows = any(one is not None and one.rows is not None for one in (*tiling.inputs, *tiling.outputs))
@@ -245,14 +249,14 @@ def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
 
 
 def _steps(loop: Loop, taken: ChunkSlice) -> int:
-    """Steps of a chunk."""
+    """Return the steps of a chunk."""
     each = loop.multiple * taken.unit_bytes * taken.pieces
-    # so much of the weight is dequantized at once, or a step of the chunks that its plain kernel goes in
+    # dequantizes 1024 bytes of the weight at once, or one step of the plain kernel's chunks
     return min(loop.extent, loop.multiple * max(1, 1024 // each))
 
 
 def _within(kernel: Kernel) -> Kernel:
-    """The kernel of a convolution that reads a quantized weight, its scale and its zero point instead."""
+    """Return the kernel of a convolution with a quantized weight, its scale and its zero point."""
 
     def refused(call: Call) -> str | None:
         why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_plain(call))
@@ -305,7 +309,7 @@ def _within(kernel: Kernel) -> Kernel:
 
 
 def _scale_at(call: Call) -> str:
-    """The place of the scale of element i of the weight."""
+    """Return the C index of the scale of element i of the weight."""
     shape = call.shape(1)
     axis, size = sharing(shape, call.shape(2), *settings(call.node))
     if axis is None:

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN in C, in rounds: for each direction a sweep through w, then one through r at each step.
 
-The sums of all steps' gates, as far as they come from x, are in RAM in between. Each is the plain kernel's.
+The gates' sums from x of all steps stay in RAM in between. Each sum has the bits of the plain kernel.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def layer_op(call: Call) -> str:
-    """LSTM, GRU or RNN, of the layer or of its gradient."""
+    """Return LSTM, GRU or RNN for a layer or its gradient."""
     return call.node.op_type.partition(".")[0]
 
 
 def activations(call: Call) -> list[str]:
-    """Names in small letters, those of all directions; ONNX doesn't tell large letters from small ones."""
+    """Return the activations of all directions in lower case; ONNX ignores case."""
     given = call.node.attributes.get("activations")
     return [str(name).lower() for name in given] if isinstance(given, (list, tuple)) else []
 
 
 def refuses(call: Call) -> str | None:
-    """Why no kernel of ours runs a layer, or its gradient."""
+    """Return why no kernel runs a layer or its gradient; None if one does."""
     op, given, names = layer_op(call), call.node.attributes, activations(call)
     usual = list(USUAL[op])
     others = [["relu"]] if op == "RNN" else []
@@ -59,10 +59,12 @@ def refuses(call: Call) -> str | None:
 class CLayer:
     """A layer's op and sizes.
 
+    Attributes
+    ----------
     turned
         A bit for each direction that goes backwards.
     variant
-        Of a GRU, whether the reset gate multiplies what the recurrent weights made; of an RNN, whether it is rectified.
+        For a GRU, whether the reset gate multiplies the recurrent product; for an RNN, whether it is rectified.
     """
 
     op: str
@@ -76,7 +78,7 @@ class CLayer:
 
     @classmethod
     def of(cls, call: Call) -> CLayer:
-        """Of a call whose first inputs are x, w and r."""
+        """Read the layer from a call whose first inputs are x, w and r."""
         op = layer_op(call)
         (steps, batch, ins), recurrence = call.input(0).shape, call.input(2).shape
         variant = {
@@ -95,7 +97,7 @@ class CLayer:
 
     @property
     def rows(self) -> int:
-        """Steps and batch as one."""
+        """Steps times batch."""
         return self.steps * self.batch
 
     @property
@@ -104,11 +106,11 @@ class CLayer:
         return self.directions * self.batch * self.size
 
     def backwards(self, direction: int) -> int:
-        """1 where a direction begins with the last step."""
+        """Return 1 if a direction begins with the last step, else 0."""
         return self.turned >> direction & 1
 
     def time(self, direction: int, step: str) -> str:
-        """In C, which place in time a step has."""
+        """Return the time of a step as a C expression."""
         return f"{self.steps - 1} - {step}" if self.backwards(direction) else step
 
 
@@ -120,9 +122,9 @@ def in_rounds(
     outputs: Collection[int],
     scratch_bytes: int = 0,
 ) -> tuple[Tiling, ...]:
-    """The tiling of rounds over matrices [1 or more, `rows`, columns]: these inputs and outputs, by position.
+    """Return the tiling of rounds over matrices [1 or more, `rows`, columns]; `inputs` and `outputs` are positions.
 
-    None where all rows are one part of a sum. What sums over rows keeps the order: chunks are whole parts.
+    There is none if all rows are one part of a sum. Sums over rows keep their order: chunks are whole parts.
     """
     if rows <= PART:
         return ()
@@ -141,7 +143,7 @@ def in_rounds(
 def at_once(
     call: Call, rounds: Sequence[Round], arguments: Arguments, inputs: Collection[int], outputs: Collection[int]
 ) -> str:
-    """The rounds with operands that are whole, each sweep as one chunk."""
+    """Return the C of the rounds for whole operands: each sweep is one chunk."""
 
     def parts(
         tensors: Sequence[Tensor | None], at: Sequence[str], places: Collection[int], begin: int
@@ -180,7 +182,7 @@ Code = Callable[[Call, Chunk], str]
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a layer, and what of the operands is its own."""
+    """One direction of a layer, and its part of the operands."""
 
     layer: CLayer
     number: int
@@ -192,25 +194,25 @@ class Direction:
 
     @property
     def base(self) -> int:
-        """Its first row of the weights."""
+        """The direction's first row of the weights."""
         return self.number * self.layer.gates
 
     def given(self, chunk: Chunk, place: int, offset: int) -> str:
-        """In C, an input from an offset on; "NULL" for an absent one."""
+        """Return an input from an offset on in C; "NULL" if it is absent."""
         found = chunk.inputs[place].at if place < len(chunk.inputs) else ""
         return f"(const float *){found} + {offset}" if found else "NULL"
 
     def states_of(self, chunk: Chunk, place: int) -> str:
-        """Its part of an input that has the states of all directions."""
+        """Return the direction's part of an input with the states of all directions, in C."""
         return self.given(chunk, place, self.number * self.many)
 
     def made(self, chunk: Chunk, place: int, offset: int) -> str:
-        """In C, an output from an offset on; "" for an absent one."""
+        """Return an output from an offset on in C; "" if it is absent."""
         found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
         return f"(float *){found} + {offset}" if found else ""
 
     def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
-        """Of gates `begin` to `end`."""
+        """Return the sweep over gates `begin` to `end`."""
         size = self.layer.size
         return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
 
@@ -219,7 +221,7 @@ class _Forwards(Direction):
     """One direction of a layer, forwards."""
 
     def rounds(self) -> Iterator[Round]:
-        """All of them."""
+        """Yield all rounds of the direction."""
         layer = self.layer
         steps = f"for (int32_t po_s = 0; po_s < {layer.steps}; ++po_s) {{"
         if layer.op == "GRU":
@@ -233,7 +235,7 @@ class _Forwards(Direction):
         yield Round((self.end,))
 
     def pointers(self, chunk: Chunk) -> dict[str, str]:
-        """In C: the states, what else has their size, the gates of all steps, and of this one."""
+        """Return C addresses: the states, a buffer of their size, the gates of all steps, and those of this step."""
         layer, scratch = self.layer, f"(float *){chunk.scratch}"
         gates = f"{scratch} + {2 * self.many}"
         time = layer.time(self.number, "po_s")
@@ -243,12 +245,12 @@ class _Forwards(Direction):
         }  # fmt: skip
 
     def bias(self, chunk: Chunk, offset: str, *, again: bool) -> str:
-        """That of the inputs, or of the recurrence."""
+        """Return the address of the bias of the inputs, or with `again` of the recurrence."""
         found = self.given(chunk, 3, (2 * self.number + again) * self.layer.gates)
         return found if found == "NULL" else f"{found} + {offset}"
 
     def begin(self, call: Call, chunk: Chunk) -> str:
-        """The first states."""
+        """Return C that sets the first states."""
         at = self.pointers(chunk)
         lines = [called("po_begin", at["hidden"], self.states_of(chunk, 5), self.many)]
         if self.layer.op == "LSTM":
@@ -256,7 +258,7 @@ class _Forwards(Direction):
         return "\n".join(lines)
 
     def of_x(self, begin: int, end: int, *, both: bool) -> Sweep:
-        """Gives what the inputs give to gates `begin` to `end`, with the biases of `both` products."""
+        """Return the sweep that adds the inputs' products to gates `begin` to `end`, with one or `both` biases."""
         layer = self.layer
 
         def code(call: Call, chunk: Chunk) -> str:
@@ -270,7 +272,7 @@ class _Forwards(Direction):
         return self.sweep(begin, end, (1,), (), code)
 
     def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
-        """Gives what states, or what is let of them, give to gates `begin` to `end` of a step."""
+        """Return the sweep that adds the states' products to gates `begin` to `end` of a step."""
         layer = self.layer
         offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
 
@@ -284,7 +286,7 @@ class _Forwards(Direction):
         return self.sweep(begin, end, (2,), (), code)
 
     def reset(self, call: Call, chunk: Chunk) -> str:
-        """Gives what a GRU's reset gate lets of the states; or the bias of what it multiplies."""
+        """Return C that applies a GRU's reset gate to the states, or sets the bias of the product before the gate."""
         layer, at = self.layer, self.pointers(chunk)
         if not layer.variant:
             return called("po_gru_reset", at["other"], at["now"], at["hidden"], layer.batch, layer.size)
@@ -293,7 +295,7 @@ class _Forwards(Direction):
         return f"for (int32_t po_n = 0; po_n < {layer.batch}; ++po_n) {{\n    {line}\n}}"
 
     def step(self, call: Call, chunk: Chunk) -> str:
-        """The states after a step."""
+        """Return C that computes the states after a step."""
         layer, at = self.layer, self.pointers(chunk)
         gates, hidden = f"{at['now']} + po_n * {layer.gates}", f"{at['hidden']} + po_n * {layer.size}"
         lines: list[str] = []
@@ -311,7 +313,7 @@ class _Forwards(Direction):
         return "\n".join(lines)
 
     def end(self, call: Call, chunk: Chunk) -> str:
-        """The last states."""
+        """Return C that writes the last states."""
         at = self.pointers(chunk)
         lasts = [(self.made(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
         return "\n".join(called("po_kept", last, at[name], self.many) for last, name in lasts if last)
@@ -331,7 +333,7 @@ def _code(call: Call, arguments: Arguments) -> str:
     count = 3 if layer.op == "LSTM" else 2
     outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
     given = (*arguments.inputs, *[""] * 7)
-    # which inputs are the first states
+    # positions of the first states
     firsts = [given[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
     last = () if layer.op == "LSTM" else (layer.variant,)
     return called(
@@ -341,10 +343,10 @@ def _code(call: Call, arguments: Arguments) -> str:
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
-    """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
+    """Return the tiling: one sweep through w for all steps, whose sums stay in RAM, then one through r at each step."""
     layer = CLayer.of(call)
     rounds = [turn for direction in range(layer.directions) for turn in _Forwards(layer, direction).rounds()]
-    # a direction's states, its cells or what a reset gate lets through, and its gates
+    # a direction's states, its cells or reset states, and its gates
     scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
     return in_rounds(call, rounds, layer.gates, (1, 2), (), scratch)
 

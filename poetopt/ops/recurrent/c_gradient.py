@@ -1,7 +1,7 @@
 """The gradients of LSTM, GRU and RNN in rounds: for each direction sweeps through the weights, one at each step.
 
-The gates of all steps are found again from the states before each, which the layer wrote; their gradients take their
-place, step by step backwards. What all of it gives for inputs and weights is a product for all steps at once.
+The gates of all steps are recomputed from the states before each step, which the layer wrote. Their gradients overwrite
+them, step by step backwards. The gradients of inputs and weights are products for all steps at once.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from poetopt.ops.runtimes.c.kernel import Arguments, Call, Kernel, called
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, FROM, INNER, Chunk, Round, Sweep, Tiling
 
 X, W, R, BIAS, HIDDEN, CELL, Y, DY, LAST, LAST_CELL = 0, 1, 2, 3, 5, 6, 7, 8, 9, 10
-"""Inputs by position: as the layer's, then its states, and gradients of these, of the last one, of the last cell."""
+"""Positions of inputs: the layer's, then its states, and the gradients of states, of the last state and last cell."""
 DX, DW, DR, DBIAS, DHIDDEN, DCELL = range(6)
-"""Outputs by position, each of them where it is wanted."""
+"""Positions of outputs; those that aren't requested are absent."""
 
 
 def backward_rounds(layer: CLayer) -> list[Round]:
-    """Those of all directions."""
+    """Return the rounds of all directions."""
     return [turn for direction in range(layer.directions) for turn in _Backwards(layer, direction).rounds()]
 
 
 def backward_scratch(layer: CLayer) -> int:
-    """Bytes of the gates of all steps, of as many states (cells, or a GRU's products), and of three states."""
+    """Return the bytes of all steps' gates and states (cells, or a GRU's products), and of three states."""
     beside = 0 if layer.op == "RNN" else layer.rows * layer.size
     return ELEMENT_BYTES * (layer.rows * layer.gates + beside + 3 * layer.batch * layer.size)
 
@@ -34,7 +34,7 @@ class _Backwards(Direction):
     """One direction of a layer, backwards."""
 
     def rounds(self) -> Iterator[Round]:
-        """All of them."""
+        """Yield all rounds of the direction."""
         layer = self.layer
         count = layer.gates // layer.size
         steps = f"for (int32_t po_s = {layer.steps - 1}; po_s >= 0; --po_s) {{"
@@ -56,7 +56,7 @@ class _Backwards(Direction):
         )
 
     def at(self, chunk: Chunk) -> dict[str, str]:
-        """In C: gates of all steps and of this one, what lies beside them, and gradients of states."""
+        """Return C addresses: gates of all steps and of this one, the buffer beside them, and gradients of states."""
         layer, scratch = self.layer, f"(float *){chunk.scratch}"
         beside = layer.rows * layer.gates
         states = beside + (0 if layer.op == "RNN" else layer.rows * layer.size)
@@ -70,23 +70,23 @@ class _Backwards(Direction):
         return found
 
     def states(self, chunk: Chunk) -> tuple[str | int, ...]:
-        """The layer's states and the first one."""
+        """Return the C addresses of the layer's states and of the first state."""
         return self.states_of(chunk, Y), self.states_of(chunk, HIDDEN)
 
     def before(self, chunk: Chunk) -> str:
-        """The states before this step."""
+        """Return the C address of the states before this step."""
         layer, time = self.layer, self.at(chunk)["time"]
         return called(
             "po_states", *self.states(chunk), time, layer.steps, layer.apart, layer.backwards(self.number)
         ).rstrip(";")
 
     def arriving(self, chunk: Chunk) -> str:
-        """The gradient of this step's states from outside."""
+        """Return the C address of the gradient of this step's states from outside."""
         found = self.states_of(chunk, DY)
         return found if found == "NULL" else f"{found} + {self.at(chunk)['time']} * {self.layer.apart}"
 
     def again(self, begin: int, end: int) -> Sweep:
-        """The sums of gates, of all steps; of a GRU's candidate, what the reset gate multiplies lies beside."""
+        """Return the sweep that recomputes the gates' sums; the factor of a GRU's reset gate is stored beside them."""
         layer = self.layer
         apart = layer.op == "GRU" and begin == 2
 
@@ -117,7 +117,7 @@ class _Backwards(Direction):
         return self.sweep(begin, end, (W, R), (), code)
 
     def opened(self, call: Call, chunk: Chunk) -> str:
-        """The gates' values, and the gradients of the last states."""
+        """Return C that computes the gates' values, and sets the gradients of the last states."""
         layer, at, turned = self.layer, self.at(chunk), self.layer.backwards(self.number)
         lines = [called("po_begin", at["dh"], self.states_of(chunk, LAST), self.many)]
         if layer.op == "LSTM":
@@ -132,13 +132,13 @@ class _Backwards(Direction):
         return "\n".join(lines)
 
     def candidate(self, call: Call, chunk: Chunk) -> str:
-        """A GRU's third gate."""
+        """Return C that computes a GRU's third gate."""
         at = self.at(chunk)
         beside = at["beside"] if self.layer.variant else "NULL"
         return called("po_gru_again", at["gates"], beside, self.layer.rows, self.layer.size)
 
     def back(self, call: Call, chunk: Chunk) -> str:
-        """The gradients of a step's gates."""
+        """Return C that computes the gradients of a step's gates."""
         layer, at, turned = self.layer, self.at(chunk), self.layer.backwards(self.number)
         if layer.op == "LSTM":
             first = self.states_of(chunk, CELL)
@@ -152,7 +152,7 @@ class _Backwards(Direction):
         return called("po_rnn_back", at["now"], at["dh"], self.arriving(chunk), own, self.many, layer.variant)
 
     def past(self, begin: int, end: int, made: str, *, adds: bool = False) -> Sweep:
-        """Gives what gates' gradients give for the states before the step."""
+        """Return the sweep from the gates' gradients to those of the states before the step."""
         layer = self.layer
         beside = layer.op == "GRU" and layer.variant and begin == 2
         first = self.base + begin * layer.size
@@ -171,18 +171,18 @@ class _Backwards(Direction):
         return self.sweep(begin, end, (R,), (), code)
 
     def reset(self, call: Call, chunk: Chunk) -> str:
-        """The gradient of a GRU's reset gate, by what it lets of the states."""
+        """Return C that computes the gradient of a GRU's reset gate."""
         at = self.at(chunk)
         sizes = self.before(chunk), self.layer.batch, self.layer.size
         return called("po_gru_reset_back", at["now"], at["kept"], at["dc"], *sizes)
 
     def kept(self, call: Call, chunk: Chunk) -> str:
-        """Gives what goes past the gates."""
+        """Return C that adds the gradient that bypasses the gates."""
         at = self.at(chunk)
         return called("po_joined", at["dh"], at["kept"], self.many)
 
     def small(self, call: Call, chunk: Chunk) -> str:
-        """The gradients of biases and first states."""
+        """Return C that computes the gradients of biases and first states."""
         layer, at = self.layer, self.at(chunk)
         lines: list[str] = []
         for again in range(2):
@@ -201,7 +201,7 @@ class _Backwards(Direction):
         return "\n".join(lines)
 
     def by_x(self, begin: int, end: int) -> Sweep:
-        """The gradient of the inputs, to which the second direction adds."""
+        """Return the sweep for the gradient of the inputs, to which the second direction adds."""
         layer = self.layer
 
         def code(call: Call, chunk: Chunk) -> str:
@@ -217,7 +217,7 @@ class _Backwards(Direction):
         return self.sweep(begin, end, (W,), (), code)
 
     def by_weights(self, begin: int, end: int) -> Sweep:
-        """The gradients of the weights."""
+        """Return the sweep for the gradients of the weights."""
         layer = self.layer
         third = layer.op == "GRU" and begin == 2
 

@@ -1,19 +1,18 @@
-"""LSTM, GRU and RNN, step by step backwards, in one operator for each layer.
+"""Gradients of LSTM, GRU and RNN, step by step backwards, in one operator per layer.
 
-The states before each step are the layer's own outputs, so that all gates are found again by two products
-for the whole sequence, and only what truly depends on the next step is unrolled (`recurrent_steps`): about eight small
-nodes a step, four in an RNN. The derivatives of the gates are prepared for all steps at once. Reads X, the
-weights, and Y; temporaries are about four times the gates of all steps (LSTM: 16, GRU: 12, RNN: 4 numbers for each
-element of Y). The two directions of a bidirectional layer follow one another; the second is the first on reversed
-sequences.
+The states before each step are the layer's own outputs. So two products recompute all gates of the whole sequence, and
+only operations that depend on the next step are unrolled (`poetopt.ops.recurrent.steps`): about eight small nodes per
+step, four in an RNN. The derivatives of the gates are computed for all steps at once. The operator reads X, the weights
+and Y. Temporaries are about four times the gates of all steps (LSTM: 16, GRU: 12, RNN: 4 numbers per element of Y). The
+two directions of a bidirectional layer follow one another; the second is the first on reversed sequences.
 
-Where sequences of a batch end early (`sequence_lens`), their gradient starts at the last step: of Y it has nothing
-behind the end, and that of the last state is added there. All steps behind then only pass on zeros, so that the
-weights get nothing from them. The second direction reverses each sequence by itself.
+If sequences of a batch end early (`sequence_lens`), their gradient starts at their last step: the gradient of Y is 0
+behind the end, and the last state's is added at the end. Steps behind the end pass on zeros, so that they don't change
+the weights' gradients. The second direction reverses each sequence separately.
 
-Since every step is a few nodes, a layer of more than 4,096 steps is refused.
+As every step has a few nodes, a layer of more than 4,096 steps is refused.
 
-No rule for peepholes, clipping, coupled gates, or layout 1. Activations: see `recurrent_activations`.
+Peepholes, clipping, coupled gates and layout 1 have no rule. `poetopt.ops.recurrent.steps` lists the activations.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn
 
 
 _MOST_STEPS = 4096
-"""About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
+"""At about 15 nodes per step and direction, differentiation and costs take 5 s, and preparing a run takes minutes."""
 
 
 def _refuse(op: Primal) -> None:
@@ -74,7 +73,7 @@ def _refuse(op: Primal) -> None:
 
 
 def _fits(op: Primal, gates: int) -> None:
-    """Raise ModelError where an operand hasn't the shape that the others imply: type inference doesn't compare them."""
+    """Raise ModelError if shapes of operands contradict each other: type inference doesn't compare them."""
     _, batch, width = op.x.shape
     hidden = op.input(2).shape[-1]
     directions = 2 if op.attr_text("direction", "forward") == "bidirectional" else 1
@@ -101,12 +100,14 @@ def _fits(op: Primal, gates: int) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Says where the sequences of a batch end.
+    """The ends of the sequences of a batch.
 
+    Attributes
+    ----------
     steps
-        Steps of each sequence, int64 [batch].
+        Number of steps of each sequence, int64 [batch].
     within, last
-        1 at the steps of each sequence, and at the last of them; 0 elsewhere. [steps, batch, 1].
+        1 at the steps of each sequence, and at its last step; 0 elsewhere. [steps, batch, 1].
     """
 
     steps: Tensor
@@ -114,13 +115,13 @@ class Lengths:
     last: Tensor
 
     def outside(self, k: OperatorBuilder, dy: Tensor | None, last: Tensor | None) -> Tensor | None:
-        """The gradient of each step's state [steps, batch, hidden], of Y's and of the last state's."""
+        """Return the gradient of each step's state [steps, batch, hidden], from that of Y and of the last state."""
         parts = [k.mul(each, t) for each, t in ((self.within, dy), (self.last, last)) if t is not None]
         return k.add(*parts) if len(parts) == 2 else parts[0] if parts else None
 
 
 def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
-    """None where all sequences are as long as X."""
+    """Return the ends of sequences; None if all are as long as X."""
     steps, batch, _ = op.x.shape
     known = op.value(4)
     if not op.has(4) or (known is not None and bool(np.all(np.asarray(known) == steps))):
@@ -136,7 +137,7 @@ def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
 @register_vjp("LSTM", since=7)
 @register_vjp("RNN", since=7)
 def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above, with f and h Tanh where nothing else is said.
+    """Return all gradients of a layer; f and h are Tanh by default.
 
     LSTM: gates i, o, f, g, C = f C_before + i g, Y = o h(C). GRU: gates z, r and the candidate h,
     Y = (1 - z) h + z Y_before; r acts before or after the recurrent product. RNN: Y = f(W X + R Y_before + biases).
@@ -212,7 +213,7 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _sequence(op: Primal, k: OperatorBuilder) -> Tensor:
-    """Y; where the model does not ask for it, the layer runs again."""
+    """Return Y; the layer runs again if the model doesn't output it."""
     if op.outputs and op.outputs[0] is not None:
         return op.output(0)
     steps, batch, _ = op.x.shape
