@@ -248,7 +248,7 @@ def _small(name: str, graph: Graph) -> str:
     tensor = graph.tensors[name]
     if tensor.role is not Role.CONSTANT or name not in graph.values or tensor.dtype not in ("int64", "int32"):
         return ""
-    # integer constants of at most this many elements say what is computed; larger ones are data
+    # small integer constants determine the computation; larger ones are data
     return f"={graph.values[name].tolist()}" if tensor.size <= 64 else ""
 
 

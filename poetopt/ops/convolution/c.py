@@ -209,15 +209,15 @@ HEADER = "po_conv.h"
 def _refuses(call: Call) -> str | None:
     ranks = {len(tensor.shape) for tensor in (call.input(0), call.input(1))}
     if not ranks <= {3, 4}:
-        return f"{call.node.op_type} over {max(ranks) - 2} axes; it has one or two"
+        return f"{call.node.op_type} over {max(ranks) - 2} axes is not supported; one or two are"
     if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
-        return f"{call.node.op_type} of no elements"
+        return f"{call.node.op_type} has an operand without elements"
     return real(call)
 
 
 def _refuses_transposed(call: Call) -> str | None:
     if call.text("auto_pad", "NOTSET") != "NOTSET" or "output_shape" in call.node.attributes:
-        return "ConvTranspose with auto_pad or output_shape"
+        return "ConvTranspose with auto_pad or output_shape is not supported"
     return _refuses(call)
 
 
@@ -268,7 +268,9 @@ def _with_update(optimizer: str) -> Kernel:
         )
 
     def refuses(call: Call) -> str | None:
-        return "another number of operands" if len(call.inputs) != update_inputs(optimizer, 2) else _refuses(call)
+        if len(call.inputs) != update_inputs(optimizer, 2):
+            return f"an update by {optimizer} of {len(call.inputs)} operands is not supported"
+        return _refuses(call)
 
     return Kernel(
         f"Conv.grad_weight+{optimizer}{UPDATE}", code, OWN_DOMAIN, refuses, in_place=(2,), headers=(HEADER,),

@@ -209,5 +209,7 @@ def _adjoint_window(op: Primal) -> Window:
         before = (0,) * rank
     after = tuple(t - b - p for t, b, p in zip(total, before, extra, strict=True))
     if min((*before, *(a + p for a, p in zip(after, extra, strict=True))), default=0) < 0:
-        raise ModelError(f"{op.where}: its pads are negative; no gradient rule covers that")
+        raise ModelError(
+            f"{op.where}: its pads are negative, for which there is no gradient rule; export it with pads of 0 or more"
+        )
     return Window(kernel, strides, dilations, before, tuple(max(a, 0) for a in after), size, out)

@@ -98,7 +98,9 @@ def window(op: Primal, kernel: Sequence[int]) -> Window:
     elif auto == "VALID":
         before = after = (0,) * rank
     elif auto not in {"NOTSET", ""}:
-        raise ModelError(f"{op.where}: unknown auto_pad {auto!r}")
+        raise ModelError(
+            f"{op.where}: auto_pad {auto!r} is unknown; export it with NOTSET, SAME_UPPER, SAME_LOWER or VALID"
+        )
     return Window(tuple(kernel), strides, dilations, tuple(before), tuple(after), size, out)
 
 
@@ -139,8 +141,8 @@ def _frame(op: Primal) -> Window:
     pads = op.attr_ints("pads") or (0,) * (2 * rank)
     if rank != 2 and any(d > 1 for d in dilations):
         raise MissingVjpError(
-            f"{op.where}: there is no gradient rule for dilations over {rank} axes, where onnxruntime computes "
-            "something else than ONNX says; fold over two axes, or without dilations"
+            f"{op.where}: there is no gradient rule for dilations over {rank} axes, for which onnxruntime deviates "
+            "from ONNX; fold over two axes, or without dilations"
         )
     out = tuple(
         (n + before + after - d * (k - 1) - 1) // s + 1

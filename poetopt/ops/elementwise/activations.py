@@ -329,7 +329,10 @@ def quantize(op: Primal, cotangents: Cotangents) -> Gradients:
     """
     dy, x = op.only(cotangents), op.x
     if op.y.dtype not in {"int8", "uint8", "int16", "uint16"}:
-        raise MissingVjpError(f"{op.where}: there is no straight-through gradient for {op.y.dtype}")
+        raise MissingVjpError(
+            f"{op.where}: there is no straight-through gradient for {op.y.dtype}; quantize to int8, uint8, int16 or "
+            "uint16"
+        )
     limits = np.iinfo(op.y.dtype)
     k = op.emit("grad_input")
     places = k.unary("Round", k.div(x, _along(op, k, op.input(1))))
@@ -343,7 +346,10 @@ def quantize(op: Primal, cotangents: Cotangents) -> Gradients:
 def _along(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:
     """Reshape a scale or zero point to broadcast over x: one for all, or one for each position along the axis."""
     if op.attr_int("block_size", 0):
-        raise MissingVjpError(f"{op.where}: there is no straight-through gradient for scales of blocks (block_size)")
+        raise MissingVjpError(
+            f"{op.where}: there is no straight-through gradient for scales of blocks (block_size); use one scale per "
+            "tensor or axis"
+        )
     if setting.size == 1:
         return k.reshape(setting, ())
     rank = len(op.x.shape)

@@ -54,10 +54,10 @@ def elementwise(
 
     def refused(call: Call) -> str | None:
         if len(call.inputs) > len(LETTERS):
-            return f"{op_type} of {len(call.inputs)} operands; it has {len(LETTERS)}"
+            return f"{op_type} of {len(call.inputs)} operands is not supported; at most {len(LETTERS)} are"
         for tensor in (*call.inputs, *call.outputs):
             if tensor is not None and tensor.dtype not in types | {"bool"}:
-                return f"{op_type} of {tensor.dtype}: it has {', '.join(sorted(types))}"
+                return f"{op_type} of {tensor.dtype} is not supported (supported: {', '.join(sorted(types)) or 'bool'})"
         return refuses(call) if refuses is not None else None
 
     def code(call: Call, arguments: Arguments) -> str:
@@ -145,7 +145,7 @@ def _rest(call: Call) -> str:
 
 def _real_rest(call: Call) -> str | None:
     floats = call.output().dtype in SCALARS
-    return "Mod of floats without fmod" if floats and not call.integer("fmod", 0) else None
+    return "Mod of floats without fmod=1 is not supported" if floats and not call.integer("fmod", 0) else None
 
 
 def _folded(pair: str) -> Callable[[Call], str]:

@@ -75,7 +75,7 @@ def _kernel(optimizer: str) -> Kernel:
 
     def refuses(call: Call) -> str | None:
         if len(call.inputs) not in (plain, plain + 1):
-            return f"an update by {optimizer} of {len(call.inputs)} operands"
+            return f"an update by {optimizer} of {len(call.inputs)} operands is not supported"
         return real(call)
 
     return Kernel(

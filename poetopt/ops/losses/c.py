@@ -99,12 +99,13 @@ def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
 
 def _labelled(call: Call) -> str | None:
     if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
-        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
+        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype} is not supported"
     return None
 
 
 def _factor_refuses(call: Call) -> str | None:
-    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
+    per_label = call.has(2) and call.input(2).size != 1
+    return "a factor for each label is not supported" if per_label else _labelled(call)
 
 
 def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
@@ -121,7 +122,7 @@ def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> 
 
 def _likelihood_refuses(call: Call) -> str | None:
     if call.has(2) or call.text("reduction", "mean") == "none":
-        return f"{call.node.op_type} with weights or without reduction"
+        return f"{call.node.op_type} with weights or without reduction is not supported"
     return _labelled(call)
 
 
@@ -244,7 +245,8 @@ def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _linear_refuses(call: Call) -> str | None:
-    return None if call.input(0).dtype == "float32" else "a layer of another type than float32"
+    dtype = call.input(0).dtype
+    return None if dtype == "float32" else f"a layer of {dtype} is not supported; float32 is"
 
 
 def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
@@ -275,7 +277,11 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
 
     def refuses(call: Call) -> str | None:
         other = optimizer and len(call.inputs) != update_inputs(optimizer, 6)
-        return "another number of operands" if other else _linear_refuses(call)
+        return (
+            f"an update by {optimizer} of {len(call.inputs)} operands is not supported"
+            if other
+            else _linear_refuses(call)
+        )
 
     def scratch(call: Call) -> int:
         return ELEMENT_BYTES * (call.input(0).shape[1] if of == "grad_weight" else 1) if optimizer else 0

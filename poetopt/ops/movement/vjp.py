@@ -80,7 +80,7 @@ def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
         return (swapped,)
     perm = op.attr_ints("perm") or tuple(reversed(range(rank)))
     if sorted(perm) != list(range(rank)):
-        raise ModelError(f"{op.where}: perm {list(perm)} is no order of {rank} axes; the file is damaged")
+        raise ModelError(f"{op.where}: perm {list(perm)} isn't a permutation of {rank} axes; export the model again")
     inverse = [perm.index(axis) for axis in range(rank)]
     moved = [axis for axis in inverse if dy.shape[axis] != 1]
     if moved == sorted(moved):
@@ -152,13 +152,15 @@ def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     if mode == "constant":
         return k.pad(dy, [-b for b in before], [-a for a in after])
     if mode not in {"reflect", "edge", "wrap"}:
-        raise ModelError(f"{op.where}: unknown mode {mode!r}")
+        raise ModelError(f"{op.where}: mode {mode!r} is unknown; export it with constant, reflect, edge or wrap")
     # onnxruntime cuts first, and repeats the rest
     cut = [[-min(n, 0) for n in side] for side in (before, after)]
     for axis in range(rank):
         length = x.shape[axis] - cut[0][axis] - cut[1][axis]
         if length <= 0:
-            raise ModelError(f"{op.where}: cuts all of axis {axis} away before it repeats anything; export it without")
+            raise ModelError(
+                f"{op.where}: its pads remove axis {axis} before elements are repeated; export it without negative pads"
+            )
         if mode == "reflect" and max(before[axis], after[axis]) >= length:
             raise ModelError(
                 f"{op.where}: reflects {max(before[axis], after[axis])} elements of axis {axis}, which has {length}; "

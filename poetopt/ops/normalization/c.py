@@ -40,9 +40,9 @@ def _batch_norm(call: Call, arguments: Arguments) -> str:
 def _batch_norm_refuses(call: Call) -> str | None:
     if call.integer("training_mode", 0):
         if call.number("momentum", 0.9):
-            return "BatchNormalization in training mode with a momentum, as one node"
+            return "a single BatchNormalization node in training mode with a momentum is not supported"
         if len(call.outputs) < 3 or None in call.outputs[:3]:
-            return "BatchNormalization in training mode without its statistics"
+            return "BatchNormalization in training mode without outputs for its statistics is not supported"
     return real(call)
 
 
@@ -78,7 +78,7 @@ def _layer_norm(call: Call, arguments: Arguments) -> str:
 
 def _layer_norm_refuses(call: Call) -> str | None:
     if call.input(1).size != _rows(call, call.input(0))[1]:
-        return "LayerNormalization whose scale is broadcast"
+        return "LayerNormalization with a scale that broadcasts is not supported"
     return real(call)
 
 

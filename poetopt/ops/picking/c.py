@@ -266,7 +266,9 @@ def _row_bytes(call: Call) -> int:
 
 
 def _gather_refuses(call: Call) -> str | None:
-    return "rows of another type than float32" if call.output().dtype != "float32" else known_types(call)
+    if call.output().dtype != "float32":
+        return f"rows of {call.output().dtype} are not supported; float32 is"
+    return known_types(call)
 
 
 _COMBINED = {
@@ -320,7 +322,9 @@ def _scatter_nd(call: Call, arguments: Arguments) -> str:
 
 def _scatter_refuses(call: Call) -> str | None:
     found = call.text("reduction", "none")
-    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else known_types(call)
+    return (
+        f"{call.node.op_type} with reduction {found} is not supported" if found not in _COMBINED else known_types(call)
+    )
 
 
 KERNELS: tuple[Kernel, ...] = (

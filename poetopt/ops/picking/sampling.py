@@ -104,7 +104,10 @@ def _sampling(op: Primal) -> _Sampling:
     # names before opset 20
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     if mode not in _POLYNOMIALS or padding not in {"zeros", "border", "reflection"}:
-        raise ModelError(f"{op.where}: unknown mode {mode!r} or padding_mode {padding!r}")
+        raise ModelError(
+            f"{op.where}: mode {mode!r} or padding_mode {padding!r} is unknown; export it with linear, nearest or "
+            "cubic, and zeros, border or reflection"
+        )
     (batch, channels), sizes = op.x.shape[:2], op.x.shape[2:]
     if len(sizes) not in ({2} if mode == "cubic" else {2, 3}):
         raise MissingVjpError(

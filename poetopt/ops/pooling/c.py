@@ -111,9 +111,9 @@ def _window(call: Call, x: Tensor, y: Tensor) -> _PoolingWindow:
 def _refuses(call: Call) -> str | None:
     rank = len(call.input(0).shape)
     if rank not in (3, 4):
-        return f"{call.node.op_type} over {rank - 2} axes; it has one or two"
+        return f"{call.node.op_type} over {rank - 2} axes is not supported; one or two are"
     if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or call.integer("storage_order", 0):
-        return f"{call.node.op_type} with auto_pad or storage_order"
+        return f"{call.node.op_type} with auto_pad or storage_order is not supported"
     return refuse_types(call, "float32", "int64", "int32")
 
 
@@ -157,7 +157,11 @@ def _global_average(call: Call, arguments: Arguments) -> str:
 
 def _planes(call: Call) -> str | None:
     rank = len(call.output().shape)
-    return f"{call.node.op_type} over {rank - 2} axes; it has one or two" if rank not in (3, 4) else real(call)
+    return (
+        f"{call.node.op_type} over {rank - 2} axes is not supported; one or two are"
+        if rank not in (3, 4)
+        else real(call)
+    )
 
 
 def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
@@ -303,12 +307,12 @@ def _sizes(call: Call) -> _ResizeSizes:
 def _resize_refuses(call: Call) -> str | None:
     x, y = call.input(0), call.output()
     if len(x.shape) not in (3, 4) or x.shape[:2] != y.shape[:2] or not x.size:
-        return f"{call.node.op_type} of other axes than one or two of planes"
+        return f"{call.node.op_type} is supported along one or two spatial axes only"
     mode, places = call.text("mode", "nearest"), call.text("coordinate_transformation_mode", "half_pixel")
     if mode not in REACH or places not in PLACES:
-        return f"{call.node.op_type} in mode {mode} with {places}"
+        return f"{call.node.op_type} in mode {mode} with {places} is not supported"
     if call.integer("antialias", 0) or call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy"
+        return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy is not supported"
     return None if x.dtype == "float32" else real(call)
 
 

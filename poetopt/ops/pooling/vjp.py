@@ -402,7 +402,9 @@ def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
     found = computed(node, {"x": x, "given": given}, opset)
     if found is None:
         shown = ", ".join(f"{name} {value}" for name, value in own.items())
-        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})")
+        raise MissingVjpError(
+            f"there is no gradient rule for these settings, which onnxruntime refuses ({shown}); export it with others"
+        )
     return np.asarray(found["y"][:, : x.shape[1]], np.float32)
 
 

@@ -233,7 +233,7 @@ def _matmul(call: Call, arguments: Arguments) -> str:
 
 def _empty(call: Call) -> str | None:
     if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
-        return f"{call.node.op_type} of no elements"
+        return f"{call.node.op_type} has an operand without elements"
     return real(call)
 
 
@@ -330,7 +330,7 @@ def _with_update(optimizer: str) -> Kernel:
 
     def refuses(call: Call) -> str | None:
         return (
-            "a product with something added, and an update"
+            "an update by a product with an addend is not supported"
             if len(call.inputs) != update_inputs(optimizer, 2)
             else _empty(call)
         )
@@ -348,7 +348,7 @@ def _labels(call: Call) -> tuple[list[str], str]:
 def _einsum_refuses(call: Call) -> str | None:
     _, result = _labels(call)
     if len(set(result)) < len(result) or len(call.inputs) > len("abcdefgh"):
-        return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')})"
+        return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')}) is not supported"
     return real(call)
 
 

@@ -148,7 +148,9 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
             gradients.append(None)
             continue
         if len(set(result)) < len(result):
-            raise MissingVjpError(f"{op.where}: there is no gradient rule for repeated labels in the result")
+            raise MissingVjpError(
+                f"{op.where}: there is no gradient rule for repeated labels in the result; label each axis once"
+            )
         k = op.emit("grad_input")
         others = [pair for at, pair in enumerate(zip(operands, terms, strict=True)) if at != index]
         found, have = dy, result
@@ -349,9 +351,9 @@ def _of_real(op: Primal, k: OperatorBuilder, dy: Tensor, axis: int) -> Tensor:
     length, half = dy.shape[axis], op.x.shape[axis]
     if half != length // 2 + 1 or op.x.shape[-1] != 2:
         raise MissingVjpError(
-            f"{op.where}: there is no gradient rule for {length} real numbers of {half} frequencies, for which "
-            f"onnxruntime computes something else than a Fourier transform; cut or fill up to {length // 2 + 1} "
-            "complex ones first"
+            f"{op.where}: there is no gradient rule for {length} real numbers of {half} frequencies, of which "
+            f"onnxruntime doesn't compute a Fourier transform; cut or fill up to {length // 2 + 1} complex numbers "
+            "first"
         )
     times = np.full(half, 2 / length)
     times[0] = 1 / length

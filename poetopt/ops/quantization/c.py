@@ -52,9 +52,9 @@ def _sharing(call: Call) -> Sharing:
 
 def refuses(call: Call) -> str | None:
     if call.input(0).dtype not in _INTEGERS:
-        return f"DequantizeLinear of {call.input(0).dtype}: it has {', '.join(_INTEGERS)}"
+        return f"DequantizeLinear of {call.input(0).dtype} is not supported (supported: {', '.join(_INTEGERS)})"
     if {call.input(1).dtype, call.output().dtype} != {"float32"}:
-        return f"DequantizeLinear to {call.output().dtype}: it has float32"
+        return f"DequantizeLinear to {call.output().dtype} is not supported; float32 is"
     return None
 
 
@@ -92,12 +92,14 @@ def _sizes(call: Call) -> tuple[int, int, int]:
 def _product_refuses(call: Call) -> str | None:
     (a, x, s, z, *c), y = call.inputs, call.output()
     if a is None or x is None or s is None:
-        return "a product without operands"
+        return "the product lacks operands"
     if len(x.shape) != 2 or call.integer("transA", 0) or not y.size or not x.size:
-        return f"a product with a weight of shape {list(x.shape)}, or that is transposed first"
+        return f"a product with a weight of shape {list(x.shape)}, or with a transposed first operand, is not supported"
     if why := refuses(replace(call, inputs=(x, s, z))):
         return why
-    return None if all(t is None or t.dtype == "float32" for t in (a, *c)) else "a product of another type than float32"
+    if any(t is not None and t.dtype != "float32" for t in (a, *c)):
+        return "a product of another type than float32 is not supported"
+    return None
 
 
 def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
@@ -260,7 +262,7 @@ def _within(kernel: Kernel) -> Kernel:
 
     def refused(call: Call) -> str | None:
         why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_plain(call))
-        return why or (None if _cut(kernel, call) else f"{kernel.op_type} that isn't cut along channels")
+        return why or (None if _cut(kernel, call) else f"{kernel.op_type} can't be cut along channels")
 
     def scratch_bytes(call: Call) -> int:
         found = _cut(kernel, call)

@@ -47,11 +47,11 @@ def refuses(call: Call) -> str | None:
     usual = list(USUAL[op])
     others = [["relu"]] if op == "RNN" else []
     if not any(names in ([], one, one * 2) for one in (usual, *others)):
-        return f"{op} with activations {', '.join(names)}"
+        return f"{op} with activations {', '.join(names)} is not supported"
     if given.get("clip") or given.get("layout") or given.get("input_forget"):
-        return f"{op} with clip, layout or input_forget"
+        return f"{op} with clip, layout or input_forget is not supported"
     if call.has(4):
-        return f"{op} with lengths of sequences"
+        return f"{op} with sequence_lens is not supported"
     return real(call)
 
 
@@ -353,7 +353,8 @@ def _tilings(call: Call) -> tuple[Tiling, ...]:
 
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
-        op, _code, refuses=lambda call: f"{call.node.op_type} with peepholes" if call.has(7) else refuses(call),
+        op, _code,
+        refuses=lambda call: f"{call.node.op_type} with peepholes is not supported" if call.has(7) else refuses(call),
         scratch_bytes=_scratch, tilings=_tilings, headers=(HEADER, PARTS),
     )
     for op in GATES

@@ -120,7 +120,7 @@ def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
     names = _strings(op.node.attributes.get("activations", ())) or list(usual * directions)
     if len(names) != len(usual) * directions and not (kind == "RNN" and len(names) > directions):
         raise MissingVjpError(
-            f"{op.where}: {len(names)} activations, where {len(usual)} for each direction are wanted; export it again"
+            f"{op.where}: it has {len(names)} activations, but needs {len(usual)} per direction; export it again"
         )
     known = {name.lower(): name for name in DEFAULTS}
     found: list[_Activation] = []
@@ -301,7 +301,7 @@ def _weights(
 
 def _ended(k: OperatorBuilder, state: Tensor | None) -> Tensor:
     if state is None:
-        raise MissingVjpError(f"{k.name}: a sequence of no steps has no gradient")
+        raise MissingVjpError(f"{k.name}: a sequence without steps has no gradient; train on one step or more")
     return state
 
 

@@ -36,7 +36,7 @@ def unknown(name: str) -> str | None:
     """Return a message that no runtime has this name, with the names that exist; None if one has it."""
     if name in names():
         return None
-    return f"unknown runtime '{name}': there are {', '.join(names())}{closest(name, names())}"
+    return f"runtime '{name}' is unknown; known are {', '.join(names())}{closest(name, names())}"
 
 
 def runtime(name: str) -> Runtime:

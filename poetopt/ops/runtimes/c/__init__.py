@@ -263,8 +263,8 @@ class _CRuntime(Runtime):
             return ()
         more = f", and {len(shown) - 4} more" if len(shown) > 4 else ""
         return (
-            "the runtime c can't run all of this network, and no C is emitted for its plans: "
-            f"{'; '.join(shown[:4])}{more} (--runtime onnxruntime plans for kernels that do)",
+            "the runtime c lacks kernels for this network, so that no C can be emitted for its plans: "
+            f"{'; '.join(shown[:4])}{more}; plan with the runtime onnxruntime",
         )
 
 

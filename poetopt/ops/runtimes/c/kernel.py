@@ -240,7 +240,7 @@ def refuse_types(call: Call, *allowed: str) -> str | None:
     """Return a refusal if an operand has another element type than `allowed`; None otherwise."""
     for tensor in (*call.inputs, *call.outputs):
         if tensor is not None and tensor.dtype not in allowed:
-            return f"{call.node.op_type} of {tensor.dtype}: it has {', '.join(allowed)}"
+            return f"{call.node.op_type} of {tensor.dtype} is not supported (supported: {', '.join(allowed)})"
     return None
 
 

@@ -48,8 +48,8 @@ def reason(call: Call) -> str | None:
     for tensor in (*call.inputs, *call.outputs):
         if tensor is not None and tensor.nbytes >= MOST_BYTES:
             return (
-                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, and loops in C take less than {MOST_BYTES:,}; give a "
-                "smaller --batch"
+                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, but the limit of loops in C is {MOST_BYTES:,}; use a "
+                "smaller batch"
             )
     return kernel.refuses(call)
 
@@ -150,7 +150,7 @@ def steps(
         if kernel is None or why:
             raise UnsupportedOpError(
                 f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
-                f"run it: {why}; plan with --runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
+                f"run it: {why}; plan with the runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
             )
         made.append(KernelStep(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
     return tuple(made)

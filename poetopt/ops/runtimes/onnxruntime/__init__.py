@@ -40,7 +40,7 @@ def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
             kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
     return tuple(
         f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
-        "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"
+        "no CPU kernels for them, and then `run` can't execute the plan; export the model in float32 to execute it"
         for dtype, found in kinds.items()
         if found
     )

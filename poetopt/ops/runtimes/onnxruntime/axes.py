@@ -275,7 +275,7 @@ def channel_sums(call: Call) -> Axes | None:
     if call.value(1) is None or call.integer("keepdims", 1) or rank < 3:
         return None
     plane = data.nbytes // prod(data.shape[:2])
-    # the widest vector, and what buffers are aligned to
+    # 64 bytes are the widest vector, and the alignment of buffers
     if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % 64:
         return None
     return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
