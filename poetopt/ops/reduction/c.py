@@ -31,7 +31,9 @@ def _refuses(call: Call) -> str | None:
         call.input(0).dtype,
         ("float32", "int64", "int32") if call.node.op_type == "ReduceSum" else ("float32",),
     )
-    return None if dtype in types else f"{call.node.op_type} of {dtype} is not supported (supported: {', '.join(types)})"
+    return (
+        None if dtype in types else f"{call.node.op_type} of {dtype} is not supported (supported: {', '.join(types)})"
+    )
 
 
 def _axes(call: Call) -> tuple[int, ...]:
