@@ -149,11 +149,11 @@ def gated(exponentials: int) -> Callable[[ShapedNode], int]:
 def rnn(c: ShapedNode) -> int:
     """Return 2 (inputs + hidden) + 2 and the activation per step and unit."""
     (steps, batch), (directions, hidden, width) = c.inputs[0][:2], c.inputs[1]
-    given = c.node.attributes.get("activations", ())
-    names = [str(name) for name in given] if isinstance(given, Sequence) else []
-    steep = [op_of(name).flops for name in (*names, *["Tanh"] * (directions - len(names)))]
-    bent = sum(each if isinstance(each, int) else EXP for each in steep)
-    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + bent)
+    attribute = c.node.attributes.get("activations", ())
+    names = [str(name) for name in attribute] if isinstance(attribute, Sequence) else []
+    costs = [op_of(name).flops for name in (*names, *["Tanh"] * (directions - len(names)))]
+    activation_flops = sum(each if isinstance(each, int) else EXP for each in costs)
+    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + activation_flops)
 
 
 def logarithms(c: ShapedNode) -> int:

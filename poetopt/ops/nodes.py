@@ -137,12 +137,12 @@ def movable(operator: Operator, graph: TrainingGraph, scheduled: Container[str])
 
     Tables that are kept by rows are left out (`listed`). An updated tensor is named once, by its old name.
     """
-    return [name for name in _once(operator, graph, scheduled) if graph.root(name) not in graph.rows]
+    return [name for name in _distinct_operands(operator, graph, scheduled) if graph.root(name) not in graph.rows]
 
 
 def listed(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
     """Return the operands like those of `movable` that are tables kept by rows."""
-    return [name for name in _once(operator, graph, scheduled) if graph.root(name) in graph.rows]
+    return [name for name in _distinct_operands(operator, graph, scheduled) if graph.root(name) in graph.rows]
 
 
 def streamable(
@@ -154,12 +154,12 @@ def streamable(
 ) -> dict[str, Any]:
     """Return the arguments of `Runtime.variants` for an operator that may stream; `listed` only if there are any."""
     rows = listed(operator, graph, scheduled)
-    given: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
-    given["block_bytes"] = block_bytes
-    return given | ({"listed": rows} if rows else {})
+    arguments: dict[str, Any] = {"movable": movable(operator, graph, scheduled), "values": constants}
+    arguments["block_bytes"] = block_bytes
+    return arguments | ({"listed": rows} if rows else {})
 
 
-def _once(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
+def _distinct_operands(operator: Operator, graph: TrainingGraph, scheduled: Container[str]) -> list[str]:
     new = {new for _, new in operator.updates}
     names = [name for name in (*operator.inputs, *operator.outputs) if name not in new]
     operands = Counter(map(graph.root, names))
@@ -185,14 +185,14 @@ def resident_storages(graph: TrainingGraph) -> Mapping[str, Role]:
     They are in the order of `graph.tensors`. A tensor that lives only inside an operator is left out, whatever its
     role.
     """
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     for name, tensor in graph.tensors.items():
-        given = residence(tensor.role).home is not Home.NOWHERE
-        if tensor.resident and (given or name in graph.producers):
+        has_value = residence(tensor.role).home is not Home.NOWHERE
+        if tensor.resident and (has_value or name in graph.producers):
             root = graph.tensors[graph.root(name)]
             # a constant whose view is a gradient stays a constant
-            found.setdefault(root.name, root.role if root.resident else tensor.role)
-    return found
+            roles.setdefault(root.name, root.role if root.resident else tensor.role)
+    return roles
 
 
 def resident_breakdown(graph: TrainingGraph, storages: Mapping[str, Role] | None = None) -> Mapping[str, int]:
@@ -218,16 +218,17 @@ def signature(operator: Operator, graph: Graph) -> str:
     lines = [operator.kind]
     for node in operator.nodes:
         words = [f"{node.domain}.{node.op_type}"]
-        words += [f"{key}={_value(node.attributes[key])}" for key in sorted(node.attributes)]
+        words += [f"{key}={_attribute_text(node.attributes[key])}" for key in sorted(node.attributes)]
         for name in (*node.inputs, "->", *node.outputs):
             if name in ("", "->"):
                 words.append(name or "-")
                 continue
             number = numbers.setdefault(name, len(numbers))
-            words.append(f"%{number}:{_shown(tensors[name])}{_small(name, graph)}")
+            words.append(f"%{number}:{_tensor_text(tensors[name])}{_constant_text(name, graph)}")
         lines.append(" ".join(words))
     digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
-    return f"{operator.kind}({_listed(operator.inputs, tensors)}) -> {_listed(operator.outputs, tensors)} #{digest}"
+    inputs, outputs = (_tensors_text(names, tensors) for names in (operator.inputs, operator.outputs))
+    return f"{operator.kind}({inputs}) -> {outputs} #{digest}"
 
 
 def signatures(graph: Graph) -> Mapping[str, str]:
@@ -235,15 +236,15 @@ def signatures(graph: Graph) -> Mapping[str, str]:
     return {operator.name: signature(operator, graph) for operator in graph.operators if not operator.view}
 
 
-def _listed(names: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
-    return ", ".join(_shown(tensors[name]) for name in names)
+def _tensors_text(names: Iterable[str], tensors: Mapping[str, Tensor]) -> str:
+    return ", ".join(_tensor_text(tensors[name]) for name in names)
 
 
-def _shown(tensor: Tensor) -> str:
+def _tensor_text(tensor: Tensor) -> str:
     return f"{tensor.dtype}[{','.join(map(str, tensor.shape))}]"
 
 
-def _small(name: str, graph: Graph) -> str:
+def _constant_text(name: str, graph: Graph) -> str:
     """Return the values of a small integer constant as text."""
     tensor = graph.tensors[name]
     if tensor.role is not Role.CONSTANT or name not in graph.values or tensor.dtype not in ("int64", "int32"):
@@ -252,11 +253,11 @@ def _small(name: str, graph: Graph) -> str:
     return f"={graph.values[name].tolist()}" if tensor.size <= 64 else ""
 
 
-def _value(value: object) -> str:
+def _attribute_text(value: object) -> str:
     """Return an attribute's exact value as text; an array by its type, shape and bytes."""
     tobytes = getattr(value, "tobytes", None)
     if tobytes is not None and hasattr(value, "dtype") and hasattr(value, "shape"):
         return f"{value.dtype}{value.shape}{hashlib.sha256(tobytes()).hexdigest()}"
     if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(_value, value))}]"
+        return f"[{','.join(map(_attribute_text, value))}]"
     return repr(value)

@@ -68,137 +68,137 @@ def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
     )  # fmt: skip
 
 
-def forward_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
+def forward_rows(call: Call, dims: Geometry) -> tuple[Tiling, ...]:
     """Return the tiling by y's rows, with the rows of x that they need."""
-    if not _by_rows(found):
+    if not _can_cut_rows(dims):
         return ()
-    (rows, columns), width, taps = found.out, found.size[1], prod(found.kernel)
-    needed = _met(found)
+    (rows, columns), width, taps = dims.out, dims.size[1], prod(dims.kernel)
+    needed = _input_rows(dims)
 
     def code(call: Call, chunk: Chunk) -> str:
-        top = f"{chunk.begin[OUTER]} * {found.steps[0]} - {found.before[0]} - first"
+        top = f"{chunk.begin[OUTER]} * {dims.steps[0]} - {dims.before[0]} - first"
         line = called(
-            "po_conv", "y", "x", "w", _bias(call, chunk, found.outs), found.outs, found.ins, chunk.count[OUTER],
-            columns, chunk.outputs[0].apart, columns, 1, chunk.inputs[0].apart, "last - first", width, *found.kernel,
-            found.ins * taps, taps, found.kernel[1], 1, top, found.steps[0], found.taps[0], -found.before[1],
-            found.steps[1], found.taps[1], 0, 0,
+            "po_conv", "y", "x", "w", _bias(call, chunk, dims.outs), dims.outs, dims.ins, chunk.count[OUTER],
+            columns, chunk.outputs[0].apart, columns, 1, chunk.inputs[0].apart, "last - first", width, *dims.kernel,
+            dims.ins * taps, taps, dims.kernel[1], 1, top, dims.steps[0], dims.taps[0], -dims.before[1],
+            dims.steps[1], dims.taps[1], 0, 0,
         )  # fmt: skip
-        return _grouped(chunk, found, needed, (found.ins, found.outs), line)
+        return _for_groups(chunk, dims, needed, (dims.ins, dims.outs), line)
 
-    x, y = _slice(found, found.ins, width, needed), _slice(found, found.outs, columns, Rows(rows))
+    x, y = _slice(dims, dims.ins, width, needed), _slice(dims, dims.outs, columns, Rows(rows))
     return (Tiling(Loop(rows), None, (x, *(None for _ in call.inputs[1:])), (y,), code),)
 
 
-def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
+def input_rows(call: Call, dims: Geometry) -> tuple[Tiling, ...]:
     """Return the tiling by dx's rows, with the rows of dy that meet them."""
-    (height, width), (rows, columns), step = found.size, found.out, found.steps[0]
-    if not _by_rows(found) or height <= step:
+    (height, width), (rows, columns), step = dims.size, dims.out, dims.steps[0]
+    if not _can_cut_rows(dims) or height <= step:
         return ()
-    before = found.before[0]
-    needed = Rows.meeting(rows, step, before, found.reach)
+    before = dims.before[0]
+    needed = Rows.meeting(rows, step, before, dims.reach)
 
     def code(call: Call, chunk: Chunk) -> str:
         line = called(
-            "po_image_by_input", "y", "x", "w", _bias(call, chunk, found.ins), found.outs, found.ins, "last - first",
-            columns, chunk.count[OUTER], width, *found.kernel, *found.steps, *found.taps,
-            f"{before} + {chunk.begin[OUTER]} - {step} * first", found.before[1], chunk.outputs[0].apart,
-            chunk.inputs[0].apart, found.ins * prod(found.kernel), 0,
+            "po_image_by_input", "y", "x", "w", _bias(call, chunk, dims.ins), dims.outs, dims.ins, "last - first",
+            columns, chunk.count[OUTER], width, *dims.kernel, *dims.steps, *dims.taps,
+            f"{before} + {chunk.begin[OUTER]} - {step} * first", dims.before[1], chunk.outputs[0].apart,
+            chunk.inputs[0].apart, dims.ins * prod(dims.kernel), 0,
         )  # fmt: skip
-        return _grouped(chunk, found, needed, (found.outs, found.ins), line)
+        return _for_groups(chunk, dims, needed, (dims.outs, dims.ins), line)
 
-    dy, dx = _slice(found, found.outs, columns, needed), _slice(found, found.ins, width, Rows(height))
+    dy, dx = _slice(dims, dims.outs, columns, needed), _slice(dims, dims.ins, width, Rows(height))
     return (Tiling(Loop(height, step), None, (dy, *(None for _ in call.inputs[1:])), (dx,), code),)
 
 
-def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
+def weight_rows(call: Call, dims: Geometry, optimizer: str) -> tuple[Tiling, ...]:
     """Return the tiling by dy's rows, with the rows of x that they meet.
 
     Partial sums lie in dW; with an optimizer, they lie beside the updated weights.
     """
-    if found.images != 1 or not _by_rows(found):
+    if dims.images != 1 or not _can_cut_rows(dims):
         return ()
-    needed = _met(found)
+    needed = _input_rows(dims)
 
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
-        above = f"{found.before[0]} + first - {begin} * {found.steps[0]}"
-        planes = count, found.out[1], "last - first", found.size[1]
-        return block(_span(chunk, needed), _updating(call, chunk, found, optimizer, planes, above, found.out[0]))
+        above = f"{dims.before[0]} + first - {begin} * {dims.steps[0]}"
+        planes = count, dims.out[1], "last - first", dims.size[1]
+        return block(_declare_rows(chunk, needed), _add_chunk(call, chunk, dims, optimizer, planes, above, dims.out[0]))
 
-    dy, x = _slice(found, found.outs, found.out[1], Rows(found.out[0])), _slice(found, found.ins, found.size[1], needed)
-    return (_summing(call, found, Loop(found.out[0]), (dy, x), code, optimizer),)
+    dy, x = _slice(dims, dims.outs, dims.out[1], Rows(dims.out[0])), _slice(dims, dims.ins, dims.size[1], needed)
+    return (_sum_tiling(call, dims, Loop(dims.out[0]), (dy, x), code, optimizer),)
 
 
-def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
+def weight_pixels(call: Call, dims: Geometry, optimizer: str) -> tuple[Tiling, ...]:
     """Return the tiling of a gradient by pointwise weights by pixels, in the parts that the plain kernel sums up."""
-    pixels = prod(found.out)
-    if found.images != 1 or not found.pointwise or pixels <= PART:
+    pixels = prod(dims.out)
+    if dims.images != 1 or not dims.pointwise or pixels <= PART:
         return ()
 
     def code(call: Call, chunk: Chunk) -> str:
         count = chunk.count[OUTER]
-        return _updating(call, chunk, found, optimizer, (1, count, 1, count), "0", pixels)
+        return _add_chunk(call, chunk, dims, optimizer, (1, count, 1, count), "0", pixels)
 
-    dy, x = (_slice(found, channels, 1, Rows(pixels)) for channels in (found.outs, found.ins))
-    return (_summing(call, found, Loop(pixels, PART), (dy, x), code, optimizer),)
+    dy, x = (_slice(dims, channels, 1, Rows(pixels)) for channels in (dims.outs, dims.ins))
+    return (_sum_tiling(call, dims, Loop(pixels, PART), (dy, x), code, optimizer),)
 
 
-def _by_rows(found: Geometry) -> bool:
+def _can_cut_rows(dims: Geometry) -> bool:
     """Return whether there are rows, no pad is wider than the taps' reach, and it isn't pointwise."""
-    return found.out[0] > 1 and 0 <= found.before[0] <= found.reach and not found.pointwise
+    return dims.out[0] > 1 and 0 <= dims.before[0] <= dims.reach and not dims.pointwise
 
 
-def _met(found: Geometry) -> Rows:
+def _input_rows(dims: Geometry) -> Rows:
     """Return the rows of x that rows of y need."""
-    return Rows.read(found.size[0], found.steps[0], found.before[0], found.reach)
+    return Rows.read(dims.size[0], dims.steps[0], dims.before[0], dims.reach)
 
 
-def _slice(found: Geometry, channels: int, columns: int, rows: Rows) -> ChunkSlice:
-    return ChunkSlice(OUTER, ELEMENT_BYTES * columns, found.images * found.groups * channels, rows)
+def _slice(dims: Geometry, channels: int, columns: int, rows: Rows) -> ChunkSlice:
+    return ChunkSlice(OUTER, ELEMENT_BYTES * columns, dims.images * dims.groups * channels, rows)
 
 
 def _bias(call: Call, chunk: Chunk, channels: int) -> str:
     return f"(const float *){chunk.inputs[2].at} + g * {channels}" if call.has(2) else "NULL"
 
 
-def _span(chunk: Chunk, needed: Rows) -> str:
+def _declare_rows(chunk: Chunk, needed: Rows) -> str:
     begin, count = chunk.begin[OUTER], chunk.count[OUTER]
     first, last = needed.in_c(begin, f"{begin} + {count}")
     return f"const int32_t first = {first}, last = {last};"
 
 
-def _grouped(chunk: Chunk, found: Geometry, needed: Rows, channels: tuple[int, int], line: str) -> str:
+def _for_groups(chunk: Chunk, dims: Geometry, needed: Rows, channels: tuple[int, int], line: str) -> str:
     """Return C with a call for each group of each image; `channels` are x's and y's, x has rows `first` to `last`."""
     x, y = chunk.inputs[0], chunk.outputs[0]
-    image = f"(i0 * {found.groups} + g)"
+    image = f"(i0 * {dims.groups} + g)"
     body = block(
         "const int32_t g = i1;",
         f"const float *x = (const float *){x.at} + {image} * {channels[0]} * ({x.apart});",
         f"float *y = (float *){y.at} + {image} * {channels[1]} * ({y.apart});",
-        f"const float *w = (const float *){chunk.inputs[1].at} + g * {found.outs * found.ins * prod(found.kernel)};",
+        f"const float *w = (const float *){chunk.inputs[1].at} + g * {dims.outs * dims.ins * prod(dims.kernel)};",
         line,
     )
-    return block(_span(chunk, needed), loops((found.images, found.groups), body))
+    return block(_declare_rows(chunk, needed), loops((dims.images, dims.groups), body))
 
 
-def _summing(
+def _sum_tiling(
     call: Call,
-    found: Geometry,
+    dims: Geometry,
     loop: Loop,
-    taken: tuple[ChunkSlice, ChunkSlice],
+    slices: tuple[ChunkSlice, ChunkSlice],
     code: Callable[[Call, Chunk], str],
     optimizer: str,
 ) -> Tiling:
     """Return a tiling of dy and x; with an optimizer, scratch has sums as large as the weights."""
-    nbytes = ELEMENT_BYTES * found.groups * found.outs * found.ins * prod(found.kernel) if optimizer else 0
-    inputs, outputs = (*taken, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
+    nbytes = ELEMENT_BYTES * dims.groups * dims.outs * dims.ins * prod(dims.kernel) if optimizer else 0
+    inputs, outputs = (*slices, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
     return Tiling(loop, None, inputs, outputs, code, scratch_bytes=lambda outer: nbytes)
 
 
-def _updating(
+def _add_chunk(
     call: Call,
     chunk: Chunk,
-    found: Geometry,
+    dims: Geometry,
     optimizer: str,
     planes: tuple[str | int, ...],
     above: str,
@@ -219,9 +219,9 @@ def _updating(
     return block(
         *declarations,
         called(
-            "po_images_by_weight", *target, dy.at, x.at, 1, found.groups, found.outs, found.ins, *planes,
-            *found.kernel, *found.steps, *found.taps, above, found.before[1], 0, 0, dy.apart, x.apart,
-            found.ins * prod(found.kernel), chunk.scratch if optimizer else news[0], f"{begin} == 0",
+            "po_images_by_weight", *target, dy.at, x.at, 1, dims.groups, dims.outs, dims.ins, *planes,
+            *dims.kernel, *dims.steps, *dims.taps, above, dims.before[1], 0, 0, dy.apart, x.apart,
+            dims.ins * prod(dims.kernel), chunk.scratch if optimizer else news[0], f"{begin} == 0",
             f"{begin} + {count} == {extent}",
         ),
     )  # fmt: skip

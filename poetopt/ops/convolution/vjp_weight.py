@@ -40,8 +40,8 @@ from poetopt.ops.convolution.windows import Window
 def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     """Return the gradient of w [M, C/group, ...] from x [N, C, ...] and that of the output [N, M, ...]."""
     problem = WeightProblem(x, dy, w, window, group)
-    found = candidates(problem, apart_in_groups=k.graph.over)
-    return chosen(k.graph, found, x.nbytes + dy.nbytes).build(k)
+    constructions = candidates(problem, apart_in_groups=k.graph.over)
+    return chosen(k.graph, constructions, x.nbytes + dy.nbytes).build(k)
 
 
 def candidates(problem: WeightProblem, *, apart_in_groups: bool = True) -> Iterator[Costed]:
@@ -172,13 +172,13 @@ def _whole(problem: WeightProblem) -> Iterator[Costed]:
     if problem.window.unit_stride:
         yield Costed(
             "flip",
-            _product(problem) / _lane(taps, w.shape[1])
+            _product(problem) / _gemm_share(taps, w.shape[1])
             + 0.4 * w.shape[0] * taps * x.size / w.shape[1]
             + _moved(problem)
             + x.size
             + dy.size
             + 2 * steps_ns(1),
-            _both(problem) if n == 1 else _both(problem) * 3 // 2,
+            _operand_bytes(problem) if n == 1 else _operand_bytes(problem) * 3 // 2,
             partial(flip, problem=problem),
         )
     if n > 1:
@@ -191,7 +191,7 @@ def _whole(problem: WeightProblem) -> Iterator[Costed]:
             + 0.5 * w.size
             + 0.5 * _moved(problem)
             + 2 * steps_ns(1),
-            max(2 * columns, columns + dy.nbytes) if columns else _both(problem),
+            max(2 * columns, columns + dy.nbytes) if columns else _operand_bytes(problem),
             partial(unfolded_batch, problem=problem),
         )
 
@@ -202,12 +202,12 @@ def _swapped(problem: WeightProblem) -> Costed:
     unfolded = n * problem.positions * taps * problem.item if width > taps else 0
     return Costed(
         "swap",
-        _product(problem) / _lane(taps, width)
+        _product(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + _moved(problem)
         + 1.5 * w.size
         + 2 * steps_ns(1),
-        (_both(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
+        (_operand_bytes(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
         partial(swap, problem=problem),
     )
 
@@ -219,7 +219,7 @@ def _apart(problem: WeightProblem) -> Costed:
     turned = x.nbytes if w.shape[1] > 1 else 0
     return Costed(
         "apart",
-        _product(problem) / _lane(taps, width)
+        _product(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + turned / problem.item
         + 1.5 * n * w.size
@@ -229,12 +229,12 @@ def _apart(problem: WeightProblem) -> Costed:
     )
 
 
-def _both(problem: WeightProblem) -> int:
+def _operand_bytes(problem: WeightProblem) -> int:
     """Return the bytes of x and dY."""
     return problem.x.nbytes + problem.dy.nbytes
 
 
-def _lane(taps: int, width: int) -> float:
+def _gemm_share(taps: int, width: int) -> float:
     """Return the share of a Gemm's speed that remains with only `taps` columns: it works on 16 at a time."""
     return 0.85 * taps / (16 * -(-taps // 16)) * min(1.0, width / 8)
 
@@ -374,9 +374,9 @@ def by_taps(k: OperatorBuilder, problem: WeightProblem, chunk: int) -> Tensor:
             first = [o[0] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
             last = [o[-1] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
             read = k.slice(planes, first, [end + 1 for end in last], axes, window.strides)
-            given = k.slice(grads, [o[0] for o in reads], [o[-1] + 1 for o in reads], axes)
-            length = math.prod(given.shape[1:])
-            left, right = k.reshape(given, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
+            gradient = k.slice(grads, [o[0] for o in reads], [o[-1] + 1 for o in reads], axes)
+            length = math.prod(gradient.shape[1:])
+            left, right = k.reshape(gradient, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
             sums[tap] = k.gemm(left, right, sums.get(tap), trans_b=True)
     joined = k.concat([sums[tap] for tap in taps], 0)
     spread = k.reshape(joined, (*window.kernel, *w.shape[:2]))

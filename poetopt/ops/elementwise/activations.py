@@ -96,7 +96,7 @@ def relu(op: Primal, cotangents: Cotangents) -> Gradients:
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.either(k))
     dx = masked(k, dy, positive(k, y))
     k.amounts_to("Relu.grad_input", [dy, y], [dx])
-    return (_placed(op, spread, dx),)
+    return (_scatter_spread(op, spread, dx),)
 
 
 def _spread(op: Primal, cotangents: Cotangents) -> Spread | None:
@@ -105,7 +105,7 @@ def _spread(op: Primal, cotangents: Cotangents) -> Spread | None:
     return op.builder.spreads.get(dy.name) if dy is not None and op.builder.maxima else None
 
 
-def _placed(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
+def _scatter_spread(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
     """Return dX from the gradient of X or, with a spread, of the maxima."""
     if spread is None:
         return dx
@@ -121,7 +121,7 @@ def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = spread.gradient if spread else op.only(cotangents)
     step = positive(k, spread.maxima if spread else op.either(k) if alpha > 0 else op.x)
     dx = k.mul(dy, affine(k, step, 1.0 - alpha, alpha)) if alpha else masked(k, dy, step)
-    return (_placed(op, spread, dx),)
+    return (_scatter_spread(op, spread, dx),)
 
 
 @register_vjp("Clip", since=11)
@@ -133,25 +133,28 @@ def clip(op: Primal, cotangents: Cotangents) -> Gradients:
     dy = op.only(cotangents)
     if not (op.has(1) or op.has(2)):
         return (dy,)
-    return (_clipped(op, cotangents) if op.need(0) else None, *(_bound(op, dy, index) for index in (1, 2)))
+    return (
+        _clip_gradient(op, cotangents) if op.need(0) else None,
+        *(_bound_gradient(op, dy, index) for index in (1, 2)),
+    )
 
 
-def _bound(op: Primal, dy: Tensor, index: int) -> Tensor | None:
+def _bound_gradient(op: Primal, dy: Tensor, index: int) -> Tensor | None:
     """Return the sum of dY where Y equals the bound of input `index`."""
     if not op.need(index):
         return None
     k = op.emit("grad_bound")
     off = k.compare("Less", op.y, op.input(2)) if op.has(2) else None
     if index == 2 and off is not None:
-        there = k.node("Not", [off], off.shape, "bool")
+        at_bound = k.node("Not", [off], off.shape, "bool")
     else:
         above = k.compare("Greater", op.y, op.input(1))
-        there = k.node("Not", [above], above.shape, "bool")
-        there = there if off is None else k.binary("And", there, off)
-    return k.sum_to(masked(k, dy, k.cast(there, dy.dtype)), op.input(index).shape)
+        at_bound = k.node("Not", [above], above.shape, "bool")
+        at_bound = at_bound if off is None else k.binary("And", at_bound, off)
+    return k.sum_to(masked(k, dy, k.cast(at_bound, dy.dtype)), op.input(index).shape)
 
 
-def _clipped(op: Primal, cotangents: Cotangents) -> Tensor:
+def _clip_gradient(op: Primal, cotangents: Cotangents) -> Tensor:
     """Return the gradient of X."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
@@ -159,16 +162,18 @@ def _clipped(op: Primal, cotangents: Cotangents) -> Tensor:
     dy, y = (spread.gradient, spread.maxima) if spread else (dy, op.either(k))
     bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
     known = {"low" if below else "high": _constant(op, bound) for bound, below in bounds}
-    given = dy
-    limited = None if y is op.x else _off_both(k, dy, y, known)
-    dy = limited or _off_each(op, k, dy, y, bounds)
+    original = dy
+    limited = None if y is op.x else _mask_both_bounds(k, dy, y, known)
+    dy = limited or _mask_each_bound(op, k, dy, y, bounds)
     if all(value is not None and value.size == 1 for value in known.values()):
         limits = {name: float(value.reshape(())) for name, value in known.items() if value is not None}
-        k.amounts_to("Clip.grad_input", [given, y], [dy], **limits)
-    return _placed(op, spread, dy)
+        k.amounts_to("Clip.grad_input", [original, y], [dy], **limits)
+    return _scatter_spread(op, spread, dy)
 
 
-def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]) -> Tensor:
+def _mask_each_bound(
+    op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]
+) -> Tensor:
     """Return dY where y differs from each bound, else 0; `bounds` pairs each bound with whether it is the lower one."""
     steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
     for (bound, below), step in zip(bounds, steps, strict=True):
@@ -178,7 +183,7 @@ def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Seq
     return dy
 
 
-def _off_both(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Array | None]) -> Tensor | None:
+def _mask_both_bounds(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Array | None]) -> Tensor | None:
     """Return dY where y differs from 0 and from a constant, by one temporary: y becomes 0 at its upper bound first.
 
     Return None for other bounds. y must be clipped: an infinite y would become NaN.
@@ -194,29 +199,31 @@ def _constant(op: Primal, tensor: Tensor) -> Array | None:
     return op.builder.values.get(tensor.name) if tensor.role is Role.CONSTANT else None
 
 
-def _bent(op: Primal, cotangents: Cotangents, made: Callable[[OperatorBuilder, Tensor, Tensor], Tensor]) -> Tensor:
+def _from_output(
+    op: Primal, cotangents: Cotangents, build: Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
+) -> Tensor:
     """Return dX from dY and Y, as a fused op unless Y has to be computed again."""
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
-    again = len(k.nodes)
-    dx = made(k, dy, y)
-    if not again:
+    recomputed = len(k.nodes)
+    dx = build(k, dy, y)
+    if not recomputed:
         k.amounts_to(f"{op.node.op_type}.grad_input", [dy, y], [dx])
-    return _placed(op, spread, dx)
+    return _scatter_spread(op, spread, dx)
 
 
 @register_vjp("Sigmoid", since=6)
 @register_vjp("Sigmoid", since=1, domain=DOMAIN)
 def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return dX = dY Y (1 - Y)."""
-    return (_bent(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
+    return (_from_output(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
 
 
 @register_vjp("Tanh", since=6)
 def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return dX = dY (1 - Y^2)."""
-    return (_bent(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
+    return (_from_output(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
 
 
 @register_vjp("Softmax", since=1, domain=DOMAIN)
@@ -335,15 +342,15 @@ def quantize(op: Primal, cotangents: Cotangents) -> Gradients:
         )
     limits = np.iinfo(op.y.dtype)
     k = op.emit("grad_input")
-    places = k.unary("Round", k.div(x, _along(op, k, op.input(1))))
+    places = k.unary("Round", k.div(x, _broadcast_setting(op, k, op.input(1))))
     if op.has(2):
-        places = k.add(places, k.cast(_along(op, k, op.input(2)), x.dtype))
+        places = k.add(places, k.cast(_broadcast_setting(op, k, op.input(2)), x.dtype))
     bounds = [k.graph.scalar(float(bound), x.dtype) for bound in (limits.min, limits.max)]
     clipped = k.node("Clip", [places, *bounds], x.shape, x.dtype)
     return masked(k, dy, k.cast(k.compare("Equal", places, clipped), dy.dtype)), None, None
 
 
-def _along(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:
+def _broadcast_setting(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:
     """Reshape a scale or zero point to broadcast over x: one for all, or one for each position along the axis."""
     if op.attr_int("block_size", 0):
         raise MissingVjpError(

@@ -53,12 +53,12 @@ def declared(call: Call, arguments: Arguments, optimizer: str, places: tuple[int
     """
     rule = RULES[optimizer]
     letters = [letter for letter in rule.scalars if letter.isalpha()]
-    found = [read(f"by_{n}", call.input(scalars + k), arguments.inputs[scalars + k]) for k, n in enumerate(letters)]
+    reads = [read(f"by_{n}", call.input(scalars + k), arguments.inputs[scalars + k]) for k, n in enumerate(letters)]
     missing = ["NULL"] * (2 - rule.states)
     old = [arguments.inputs[place] for place in places] + missing
     new = [*arguments.outputs[: 1 + rule.states], *missing]
     values = (f"by_{letter}[0]" if letter.isalpha() else f"{letter}.0f" for letter in rule.scalars)
-    return [*found, f"const po_update u = {{{rule.name}, {', '.join((*old, *new))}, {{{', '.join(values)}}}}};"]
+    return [*reads, f"const po_update u = {{{rule.name}, {', '.join((*old, *new))}, {{{', '.join(values)}}}}};"]
 
 
 def _kernel(optimizer: str) -> Kernel:

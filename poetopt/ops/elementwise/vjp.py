@@ -146,13 +146,13 @@ def sum_of_operands(op: Primal, cotangents: Cotangents) -> Gradients:
     return (op.only(cotangents),) * len(op.inputs)
 
 
-def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
+def _is_inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
     """Return 1 where low < x < high, else 0."""
     both = k.binary("And", k.compare("Greater", x, low), k.compare("Less", x, high))
     return k.cast(both, x.dtype)
 
 
-def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
+def _add_scalar(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
     return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
 
 
@@ -179,7 +179,7 @@ def power(op: Primal, cotangents: Cotangents) -> Gradients:
             dx = k.mul(k.mul(dy, base), number)
         else:
             exponent = k.cast(e, x.dtype)
-            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _plus(k, exponent, -1.0)))
+            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _add_scalar(k, exponent, -1.0)))
     if op.need(1):
         k = op.emit("grad_exponent")
         safe = k.where(k.compare("Greater", x, 0.0), x, 1.0)
@@ -206,10 +206,10 @@ def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
     """Share the gradient among the operands that equal the result."""
     dy = op.only(cotangents)
     operands = [op.input(i) for i in range(len(op.inputs))]
-    wanted = [index for index in range(len(operands)) if op.need(index)]
+    required = [index for index in range(len(operands)) if op.need(index)]
     gradients: list[Tensor | None] = [None] * len(operands)
     # up to four operands have one operator per gradient; more operands share one operator, which compares once
-    for group in [wanted] if len(wanted) > 4 else [[index] for index in wanted]:
+    for group in [required] if len(required) > 4 else [[index] for index in required]:
         k = op.emit("grad_input")
         # all operands are read, so the result can be recomputed instead of being kept
         y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
@@ -236,7 +236,7 @@ def _exponential(k: OperatorBuilder, op: Primal, dy: Tensor, above: float, alpha
         below = k.mul(k.unary("Exp", k.binary("Min", op.x, k.graph.scalar(0.0, op.x.dtype))), offset)
         return k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset)))
     y = op.result(k)
-    factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
+    factor = _add_scalar(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
     if above != offset:
         factor = k.add(factor, k.mul(positive(k, y), above - offset))
     return k.mul(dy, factor)
@@ -248,7 +248,7 @@ def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     if not op.reads_output(k, default=False):
         return k.mul(dy, k.unary("Sigmoid", op.x))
     t = k.unary("Tanh", k.mul(op.y, 0.5))
-    return k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0)))
+    return k.mul(dy, k.div(k.mul(t, 2.0), _add_scalar(k, t, 1.0)))
 
 
 @register_vjp("HardSwish", since=1, domain=DOMAIN)
@@ -256,7 +256,7 @@ def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Return dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
     x = op.x
-    middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
+    middle = k.mul(_add_scalar(k, k.mul(x, 1 / 3), 0.5), _is_inside(k, x, -3.0, 3.0))
     return masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype)))
 
 
@@ -318,7 +318,7 @@ SINGLE: Mapping[tuple[str, int], Single] = {
     ),
     # alpha dY where 0 < Y < 1
     ("HardSigmoid", 6): lambda k, op, dy: k.mul(
-        masked(k, dy, _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)
+        masked(k, dy, _is_inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)
     ),
 }
 for (_op, _since), _rule in SINGLE.items():

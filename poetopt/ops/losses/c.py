@@ -97,7 +97,7 @@ def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
     return called("po_softmax_gradient", *operands, outer, size, at.count, at.outputs[0], *at.inputs[:2])
 
 
-def _labelled(call: Call) -> str | None:
+def _labels_refuse(call: Call) -> str | None:
     if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
         return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype} is not supported"
     return None
@@ -105,7 +105,7 @@ def _labelled(call: Call) -> str | None:
 
 def _factor_refuses(call: Call) -> str | None:
     per_label = call.has(2) and call.input(2).size != 1
-    return "a factor for each label is not supported" if per_label else _labelled(call)
+    return "a factor for each label is not supported" if per_label else _labels_refuse(call)
 
 
 def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
@@ -123,7 +123,7 @@ def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> 
 def _likelihood_refuses(call: Call) -> str | None:
     if call.has(2) or call.text("reduction", "mean") == "none":
         return f"{call.node.op_type} with weights or without reduction is not supported"
-    return _labelled(call)
+    return _labels_refuse(call)
 
 
 def _factor(call: Call) -> float:
@@ -233,8 +233,8 @@ def _operands(call: Call, arguments: Arguments, bias: int) -> tuple[list[str], S
     names = ("x", "w", "labels")
     declared = [read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate(names)]
     ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
-    given = f"(const float *){arguments.inputs[bias]}" if call.has(bias) else "NULL"
-    return declared, ("x", "w", given, "labels"), (ignores, c_number(ignored, "int64"))
+    bias_at = f"(const float *){arguments.inputs[bias]}" if call.has(bias) else "NULL"
+    return declared, ("x", "w", bias_at, "labels"), (ignores, c_number(ignored, "int64"))
 
 
 def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
@@ -259,15 +259,15 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
     def code(call: Call, arguments: Arguments, begin: str = "0") -> str:
         (rows, size), count = call.input(0).shape, call.input(1).shape[0]
         names, read_of, ignored = _operands(call, arguments, 4)
-        made, update, factor = arguments.outputs[0], "NULL", "1.0f"
+        gradient, update, factor = arguments.outputs[0], "NULL", "1.0f"
         if call.has(5):
             names.append(read("by", call.input(5), arguments.inputs[5]))
             factor = "by[0]"
         if optimizer:
-            made, update = f"(float *){arguments.scratch}", "&u"
+            gradient, update = f"(float *){arguments.scratch}", "&u"
             names += declared(call, arguments, optimizer, tuple(range(6, 7 + states)), 7 + states)
         numbers = factor, rows, size, int(of == "grad_bias"), begin, count
-        operands = made, update, *read_of, f"(const float *){arguments.inputs[3]}"
+        operands = gradient, update, *read_of, f"(const float *){arguments.inputs[3]}"
         return block(*names, called("po_linear_loss_weight", *operands, *numbers, *ignored))
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
@@ -286,9 +286,9 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
     def scratch(call: Call) -> int:
         return ELEMENT_BYTES * (call.input(0).shape[1] if of == "grad_weight" else 1) if optimizer else 0
 
-    name, over = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
+    name, in_place = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
     return Kernel(
-        name, code, OWN_DOMAIN, refuses, scratch, in_place=over,
+        name, code, OWN_DOMAIN, refuses, scratch, in_place=in_place,
         tilings=tilings, headers=(HEADER,),
     )  # fmt: skip
 

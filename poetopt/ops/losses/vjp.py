@@ -95,8 +95,8 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     rows = (labels.shape[0], 1, *labels.shape[1:])
     kept = kept_labels(k, labels, rule.ignore_index)
     safe, weight = label_weights(k, labels, kept, weights, dtype)
-    given = next((tensor for tensor in whole.values() if tensor.role is Role.INPUT and not tensor.shape), None)
-    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, given or _total(k, weight))
+    divisor = next((tensor for tensor in whole.values() if tensor.role is Role.INPUT and not tensor.shape), None)
+    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, divisor or _total(k, weight))
     factor = mean if weight is None else k.reshape(k.mul(weight, mean), rows)
     at_label = k.expand(k.mul(factor, rule.smoothing - 1.0), rows)
     softmax = k.unary("Exp", op.output(1))
@@ -118,17 +118,17 @@ def linear_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     dx = op.emit("grad_input").mul(op.output(1), dy) if op.need(0) else None
     bias = op.input(3) if op.has(3) else None
 
-    def of_layer(kind: str, index: int) -> Tensor | None:
+    def parameter_gradient(kind: str, index: int) -> Tensor | None:
         if not op.need(index):
             return None
         k, read = op.emit(kind), [op.x, op.input(1), op.input(2), op.output(2)]
         _, weight = label_weights(k, read[2], kept_labels(k, read[2], rule.ignore_index), None, op.x.dtype)
-        made = layer_gradient(k, read, bias, weight, dy, of_bias=index == 3)
+        gradient = layer_gradient(k, read, bias, weight, dy, of_bias=index == 3)
         scaled = any(dy.name in node.inputs for node in k.nodes)
-        k.amounts_to(f"{LINEAR}.{kind}", [*read, bias, dy if scaled else None], [made], **ignoring(rule))
-        return made
+        k.amounts_to(f"{LINEAR}.{kind}", [*read, bias, dy if scaled else None], [gradient], **ignoring(rule))
+        return gradient
 
-    return dx, of_layer("grad_weight", 1), None, of_layer("grad_bias", 3)
+    return dx, parameter_gradient("grad_weight", 1), None, parameter_gradient("grad_bias", 3)
 
 
 @single("NegativeLogLikelihoodLoss", since=12)

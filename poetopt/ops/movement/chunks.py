@@ -24,13 +24,13 @@ def one_by_one(call: Call, axis: int, *, together: bool) -> tuple[Tiling, ...]:
         return ()
 
     def tiling(inner: int) -> Tiling:
-        parts, unit = _parts(others, axis, inner), _unit(whole, axis) // inner
+        parts, unit = _part_rows(others, axis, inner), _step_bytes(whole, axis) // inner
 
         def code(call: Call, chunk: Chunk) -> str:
             (one,), rest = (chunk.outputs, chunk.inputs) if together else (chunk.inputs[:1], chunk.outputs)
             at = f"({'' if together else 'const '}unsigned char *){one.at} + %s"
             ends = ((at, part.at) if together else (part.at, at) for part in rest)
-            return block(*(_run(chunk, rows, *pair, unit) for rows, pair in zip(parts, ends, strict=True)))
+            return block(*(_copy_part(chunk, rows, *pair, unit) for rows, pair in zip(parts, ends, strict=True)))
 
         one, each = (ChunkSlice(OUTER, unit),), tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
         inputs, outputs = (each, one) if together else ((*one, *(None for _ in call.inputs[1:])), each)
@@ -46,40 +46,42 @@ def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Ti
     axis = leading(y.shape, len(y.shape))
     if axis is None or steps[axis] < 1:
         return ()
-    own = strides_of(x.shape)
+    x_strides = strides_of(x.shape)
     # rows are counted over all axes up to this one; y has one index on each of the axes before it
     first = sum(
         start * stride for start, stride in zip(starts[: axis + 1], strides_of(x.shape[: axis + 1]), strict=True)
     )
     step = steps[axis]
-    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], own[axis + 1 :], strict=True))
-    strides = [stride * by for stride, by in zip(own, steps, strict=True)]
+    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], x_strides[axis + 1 :], strict=True))
+    strides = [stride * by for stride, by in zip(x_strides, steps, strict=True)]
 
     def code(call: Call, chunk: Chunk) -> str:
         lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
-        return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
+        return _copy_strided(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
 
-    taken = ChunkSlice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
+    x_slice = ChunkSlice(
+        OUTER, _step_bytes(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1)
+    )
     inputs = (None for _ in call.inputs[1:])
-    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (ChunkSlice(OUTER, _unit(y, axis)),), code),)
+    return (Tiling(Loop(y.shape[axis]), None, (x_slice, *inputs), (ChunkSlice(OUTER, _step_bytes(y, axis)),), code),)
 
 
-def _unit(tensor: Tensor, axis: int) -> int:
+def _step_bytes(tensor: Tensor, axis: int) -> int:
     return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
 
 
-def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
+def _part_rows(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
     """Return the steps of each of consecutive tensors that a chunk of all of them covers."""
-    found: list[Rows] = []
+    rows: list[Rows] = []
     place = 0
     for tensor in tensors:
         assert tensor is not None
-        found.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
+        rows.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
         place += tensor.shape[axis] * inner
-    return found
+    return rows
 
 
-def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
+def _copy_part(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
     """Return C that copies a chunk's slice of a part; %s in an address is the slice's offset in the chunk."""
     begin, count = chunk.begin[OUTER], chunk.count[OUTER]
     first, last = rows.in_c(begin, f"{begin} + {count}")
@@ -90,7 +92,7 @@ def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
     )
 
 
-def _copied(
+def _copy_strided(
     chunk: Chunk,
     y: Tensor,
     lengths: Sequence[str],
@@ -116,18 +118,18 @@ def padded(call: Call, before: Sequence[int], after: Sequence[int], value: str) 
         return ()
     (axis,) = axes
     inner, outer = prod(y.shape[axis + 1 :]), prod(y.shape[:axis])
-    rows = _rows(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
+    rows = _pad_tiling(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
     if outer > 1 or inner == 1:
         return (rows,)
     flat = x.size, y.size, before[axis] * inner
-    return rows, _rows(call, flat, 1, 1, value)  # by elements, like the op that adds it up
+    return rows, _pad_tiling(call, flat, 1, 1, value)  # by elements, like the op that adds it up
 
 
-def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
+def _pad_tiling(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
     """Return the tiling by y's rows of `inner` elements; lengths are x's and y's, and the begin of x in y."""
     y = call.output()
-    given, length, first = lengths
-    needed = Rows(given, low=-first, high=-first)
+    x_length, length, first = lengths
+    needed = Rows(x_length, low=-first, high=-first)
     unit = inner * DTYPE_BYTES[y.dtype]
 
     def code(call: Call, chunk: Chunk) -> str:
@@ -149,9 +151,9 @@ def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, val
             f"for (int32_t p = 0; p < {outer}; ++p) {of_piece}",
         )
 
-    taken = ChunkSlice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
-    made = ChunkSlice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
-    return Tiling(Loop(length), None, taken, (made,), code)
+    x_slices = ChunkSlice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
+    y_slice = ChunkSlice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
+    return Tiling(Loop(length), None, x_slices, (y_slice,), code)
 
 
 def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
@@ -161,9 +163,9 @@ def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
 
     def tiling(axis: int) -> Tiling:
         def code(call: Call, chunk: Chunk) -> str:
-            own, steps = _steps(x, perm[axis], chunk.inputs[0]), _steps(y, axis, chunk.outputs[0])
+            x_steps, steps = _steps(x, perm[axis], chunk.inputs[0]), _steps(y, axis, chunk.outputs[0])
             lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
-            return _copied(chunk, y, lengths, ("", [own[k] for k in perm]), ("", steps))
+            return _copy_strided(chunk, y, lengths, ("", [x_steps[k] for k in perm]), ("", steps))
 
         return Tiling(Loop(y.shape[axis]), None, (_slice(x, perm[axis]),), (_slice(y, axis),), code)
 
@@ -173,7 +175,7 @@ def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
 def _slice(tensor: Tensor, axis: int) -> ChunkSlice:
     """Return the slice along an axis; pieces go through windows."""
     pieces = prod(tensor.shape[:axis])
-    return ChunkSlice(OUTER, _unit(tensor, axis), pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
+    return ChunkSlice(OUTER, _step_bytes(tensor, axis), pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
 
 
 def _steps(tensor: Tensor, axis: int, part: Part) -> list[str]:

@@ -20,8 +20,8 @@ def _channels(x: Tensor) -> tuple[int, int, int]:
 
 
 def _out(arguments: Arguments, index: int) -> str:
-    found = arguments.outputs[index] if index < len(arguments.outputs) else ""
-    return found or "NULL"
+    address = arguments.outputs[index] if index < len(arguments.outputs) else ""
+    return address or "NULL"
 
 
 def _batch_norm(call: Call, arguments: Arguments) -> str:

@@ -157,12 +157,12 @@ def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    found = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    gradients = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
     if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix(op)[1]:
         k.amounts_to(
-            "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], found, axis=op.attr_int("axis", -1)
+            "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], gradients, axis=op.attr_int("axis", -1)
         )
-    return found
+    return gradients
 
 
 @register_vjp("RMSNormalization", since=23)
@@ -224,7 +224,7 @@ def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, i
 @register_vjp("InstanceNormalization", since=6)
 def instance_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return all gradients; every channel of every image is a row."""
-    return _grouped(op, op.only(cotangents), op.x.shape[1])
+    return _group_norm(op, op.only(cotangents), op.x.shape[1])
 
 
 @register_vjp("GroupNormalization", since=18)
@@ -233,10 +233,10 @@ def group_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
 
     Scale and bias have one element per channel; before opset 21 one per group.
     """
-    return _grouped(op, op.only(cotangents), op.attr_int("num_groups", 1))
+    return _group_norm(op, op.only(cotangents), op.attr_int("num_groups", 1))
 
 
-def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
+def _group_norm(op: Primal, dy: Tensor, groups: int) -> Gradients:
     x, scale = op.x, op.input(1)
     batch, channels = x.shape[:2]
     positions = math.prod(x.shape[2:])
@@ -247,7 +247,7 @@ def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
     d = k.reshape(dy, (batch * channels, positions))
     tilted = k.reduce_sum(k.mul(k.reshape(normal, d.shape), d), [1])
     plain = k.reduce_sum(d, [1])
-    factors = k.reshape(scale, (1, channels)) if scale.size == channels else _spread(k, scale, each)
+    factors = k.reshape(scale, (1, channels)) if scale.size == channels else _repeat_per_channel(k, scale, each)
     dscale = dbias = dx = None
     if op.need(1):
         dscale = _per_parameter(k, tilted, batch, channels, scale)
@@ -277,7 +277,7 @@ def _normalized(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, 
     return normal, k.cast(inv, x.dtype)
 
 
-def _spread(k: OperatorBuilder, scale: Tensor, each: int) -> Tensor:
+def _repeat_per_channel(k: OperatorBuilder, scale: Tensor, each: int) -> Tensor:
     """Repeat a group's factor for each of its channels: [1, channels]."""
     column = k.expand(k.reshape(scale, (scale.size, 1)), (scale.size, each))
     return k.reshape(column, (1, scale.size * each))
@@ -337,15 +337,15 @@ def local_response(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     size, alpha, beta = op.attr_int("size", 1), op.attr_float("alpha", 1e-4), op.attr_float("beta", 0.75)
     flat = (x.shape[0], 1, x.shape[1], math.prod(x.shape[2:]))
     below, above = (size - 1) // 2, size // 2
-    squares = _means(k, k.reshape(k.mul(x, x), flat), below, above)
+    squares = _channel_means(k, k.reshape(k.mul(x, x), flat), below, above)
     denominator = k.add(k.mul(squares, alpha), k.graph.scalar(op.attr_float("bias", 1.0), x.dtype))
     pulled = k.div(k.mul(k.reshape(dy, flat), k.reshape(y, flat)), denominator)
-    reach = k.mul(k.mul(_means(k, pulled, above, below), -2.0 * alpha * beta), k.reshape(x, flat))
+    reach = k.mul(k.mul(_channel_means(k, pulled, above, below), -2.0 * alpha * beta), k.reshape(x, flat))
     power = k.binary("Pow", denominator, k.graph.scalar(-beta, x.dtype))
     return k.reshape(k.add(k.mul(power, k.reshape(dy, flat)), reach), x.shape)
 
 
-def _means(k: OperatorBuilder, x: Tensor, below: int, above: int) -> Tensor:
+def _channel_means(k: OperatorBuilder, x: Tensor, below: int, above: int) -> Tensor:
     """Return the mean of each channel and of `below` and `above` channels around it; absent ones count as zeros.
 
     x is [N, 1, channels, positions].

@@ -94,8 +94,8 @@ class Line:
 def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return dX, which reads the grid, and dGrid, which also reads X."""
     dy, frame = op.only(cotangents), _sampling(op)
-    dx = _input(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
-    grid = _grid(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
+    dx = _input_gradient(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
+    grid = _grid_gradient(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
     return dx, grid
 
 
@@ -133,7 +133,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
     """Return the line of one axis; `part` [batch, places, 1] is between -1 and 1 inside of X."""
     at, sign = _coordinate(k, part, size, frame.aligned), None
     if frame.mode == "linear" and frame.padding != "zeros":
-        at, sign = _kept_inside(k, at, size, frame)
+        at, sign = _bring_inside(k, at, size, frame)
     first = k.unary("Round" if frame.mode == "nearest" else "Floor", at)
     offsets = np.arange(frame.taps) - (1 if frame.mode == "cubic" else 0)
     where = k.add(first, k.graph.constant(offsets.astype(at.dtype)))
@@ -145,7 +145,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
         slope = _polynomial(k, np.asarray(table[:, 1:] * orders, np.float64), at, first)
         slope = slope if sign is None else k.mul(slope, sign)
     if frame.mode != "linear" and frame.padding == "reflection":
-        return Line(_mirrored(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
+        return Line(_reflect(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
     inside = _clipped(k, where, size)
     if frame.padding == "zeros":
         mask = k.cast(k.compare("Equal", where, inside), where.dtype)
@@ -176,7 +176,7 @@ def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
     return k.node("Clip", [where, *bounds], where.shape, where.dtype)
 
 
-def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
+def _bring_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
     """Return a coordinate of `linear` after border or reflection, and its slope: 1, -1, or 0 from the edges on."""
     low, span = (0.0, size - 1.0) if frame.aligned else (-0.5, float(size))
     sign: Tensor | None = None
@@ -197,15 +197,15 @@ def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) ->
     return _clipped(k, at, size), (edges if sign is None else k.mul(sign, edges))
 
 
-def _mirrored(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
+def _reflect(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
     """Reflect indices at the outermost elements (aligned) or at their outer edges."""
     period = max(2 * size - 2, 1) if aligned else 2 * size
     last = period if aligned and size > 1 else period - 1
-    there = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
-    return k.binary("Min", there, k.sub(k.graph.ints([last]), there))
+    within_period = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
+    return k.binary("Min", within_period, k.sub(k.graph.ints([last]), within_period))
 
 
-def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
+def _align_taps(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
     """Move the taps of [batch, places, taps] to a separate axis: [batch, places, 1, ..., taps, ..., 1]."""
     batch, places, taps = line.shape
     return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
@@ -218,13 +218,13 @@ def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tenso
     for axis, line in enumerate(lines):
         stride = math.prod(frame.sizes[axis + 1 :])
         strided = line.index if stride == 1 else k.mul(line.index, k.graph.ints([stride]))
-        parts.append(_spread(k, strided, axis, rank))
+        parts.append(_align_taps(k, strided, axis, rank))
     return k.reshape(reduce(k.add, parts), (frame.batch, frame.places, frame.read))
 
 
 def _product(k: OperatorBuilder, factors: Sequence[Tensor]) -> Tensor:
     """Return the products over the axes: [batch, places, taps, ..., taps]."""
-    return reduce(k.mul, [_spread(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
+    return reduce(k.mul, [_align_taps(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
 
 
 def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
@@ -235,7 +235,7 @@ def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
 # --- the gradients --------------------------------------------------------------------------------
 
 
-def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
+def _input_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     lines = _lines(k, op.input(1), frame, slopes=False)
     index = k.cast(_index(k, lines, frame), "int32")
     weights = k.cast(k.reshape(_product(k, [line.weight for line in lines]), index.shape), dy.dtype)
@@ -247,7 +247,7 @@ def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tens
     return k.reshape(total, op.x.shape)
 
 
-def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
+def _grid_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     batch, channels, places = frame.batch, frame.channels, frame.places
     lines = _lines(k, op.input(1), frame, slopes=True)
     index = _index(k, lines, frame)
@@ -257,11 +257,11 @@ def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tenso
     if batch > 1:
         images = np.arange(batch, dtype=np.int64).reshape(batch, 1, 1) * frame.elements
         index = k.add(index, k.graph.constant(images))
-    found = []
+    dots = []
     for tap in range(frame.read):
         read = k.node("Gather", [table, _tap(k, index, tap)], rows.shape, dy.dtype, axis=0)
-        found.append(k.reduce_sum(k.mul(read, rows), [2]))
-    taps = k.reshape(k.cast(k.concat(found, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
+        dots.append(k.reduce_sum(k.mul(read, rows), [2]))
+    taps = k.reshape(k.cast(k.concat(dots, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
     parts = []
     for axis in reversed(range(len(lines))):
         factors = [line.slope if a == axis and line.slope is not None else line.weight for a, line in enumerate(lines)]

@@ -171,27 +171,27 @@ def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> 
     outer, count, inner = pieces.shape
     # ScatterElements knows the reduction `max` from this opset on
     if rows <= count or k.graph.opset < 18:
-        return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
+        return _sum_equal(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
     # The source of each row of the result: row 0 of the sums is zero; of equal indices the last one counts.
     numbers = k.graph.ints(range(1, count + 1))
     source = k.node(
         "ScatterElements", [k.zeros((rows,), "int64"), indices, numbers], (rows,), "int64", axis=0, reduction="max"
     )
     places = k.node("Gather", [source, indices], (count,), "int64", axis=0)
-    sums = _sum_alike(k, pieces, places, count + 1)
+    sums = _sum_equal(k, pieces, places, count + 1)
     return k.node("Gather", [sums, source], (outer, rows, inner), pieces.dtype, axis=1)
 
 
-def _sum_alike(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) -> Tensor:
+def _sum_equal(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) -> Tensor:
     """Return [outer, rows, inner]: the sums of the pieces with the same place, zeros where there is none."""
     outer, count, inner = pieces.shape
     item = pieces.nbytes // max(pieces.size, 1)
     if rows <= _ONE_HOT_ROWS and rows * count * (item + 1) <= (rows * item + count * 16) * inner * outer:
         numbers = k.graph.constant(np.arange(rows, dtype=np.int64).reshape(rows, 1))
-        chosen = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
+        one_hot = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
         if outer == 1:
-            return k.reshape(k.gemm(chosen, k.reshape(pieces, (count, inner))), (1, rows, inner))
-        return k.matmul(chosen, pieces)
+            return k.reshape(k.gemm(one_hot, k.reshape(pieces, (count, inner))), (1, rows, inner))
+        return k.matmul(one_hot, pieces)
     if rows < 2**31:
         places = k.cast(places, "int32")
     wide = k.expand(k.reshape(places, (1, count, 1)), pieces.shape)
@@ -237,7 +237,7 @@ def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
     def merged(how: str) -> Merge:
         return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
 
-    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
+    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
 
 
 @register_vjp("ScatterND", since=11)
@@ -261,10 +261,10 @@ def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
         table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
         return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
 
-    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
+    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
 
 
-def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
+def _scatter_gradients(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     reduction = op.attr_text("reduction", "none")
     if reduction in {"max", "min"}:
         return _extreme(op, dy, places)
@@ -280,7 +280,7 @@ def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     return (dy if reduction == "add" else places.blanked(op.emit("grad_input"), dy)), None, updates
 
 
-def _parts(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
+def _gradient_builders(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
     """Return operators for shared parts, for dX and for dUpdates; one operator for all if only one is requested."""
     if op.need(0) and op.need(2):
         return op.emit("grad_share"), op.emit("grad_input"), op.emit("grad_updates")
@@ -297,7 +297,7 @@ def _extreme(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     def new(k: OperatorBuilder) -> Tensor:
         return k.cast(k.compare("Equal", updates, places.picked(k, op.y)), dy.dtype)
 
-    both, first, second = _parts(op)
+    both, first, second = _gradient_builders(op)
     share = both.div(dy, places.added(both, old(both), new(both)))
     dx = masked(first, share, old(first)) if op.need(0) else None
     return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
@@ -312,10 +312,10 @@ def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
         return zeros, k.add(x, zeros)
 
     def gradient(k: OperatorBuilder, x: Tensor, whole: Tensor, zeros: Tensor) -> Tensor:
-        own, filled = split(k, x)
-        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own), x.dtype))
+        own_zeros, filled = split(k, x)
+        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own_zeros), x.dtype))
 
-    both, first, second = _parts(op)
+    both, first, second = _gradient_builders(op)
     (zeros_x, filled_x), (zeros_updates, filled_updates) = split(both, op.x), split(both, updates)
     whole = both.mul(dy, places.multiplied(both, filled_x, filled_updates))
     zeros = places.added(both, zeros_x, zeros_updates)
@@ -364,12 +364,12 @@ def slices(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
             return k.zeros(shape, dy.dtype)
         if stride < 0:
             dy, picked = k.flip(dy, [axis]), picked[::-1]
-        dy = _spread(k, dy, axis, abs(stride))
+        dy = _insert_zeros(k, dy, axis, abs(stride))
         before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
     return k.pad(dy, before, after)
 
 
-def _spread(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:
+def _insert_zeros(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:
     """Insert `step - 1` zeros between neighbours along `axis`."""
     length = x.shape[axis]
     if step == 1 or length == 1:

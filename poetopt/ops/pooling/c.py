@@ -64,7 +64,7 @@ def spread_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling,
 
 
 def _row_tilings(
-    call: Call, window: _PoolingWindow, extent: int, needed: Rows, made: Rows, line: Line
+    call: Call, window: _PoolingWindow, extent: int, needed: Rows, output_rows: Rows, line: Line
 ) -> tuple[Tiling, ...]:
     inside = 0 <= window.before[0] <= window.reach and (window.out[0] - 1) * window.steps[0] < window.size[0]
     if extent < 2 or not inside:
@@ -90,7 +90,7 @@ def _row_tilings(
             for t in tensors
         )
 
-    return (Tiling(Loop(extent), None, slices(call.inputs, needed), slices(call.outputs, made), code),)
+    return (Tiling(Loop(extent), None, slices(call.inputs, needed), slices(call.outputs, output_rows), code),)
 
 
 HEADER = "po_pool.h"
@@ -155,7 +155,7 @@ def _global_average(call: Call, arguments: Arguments) -> str:
     )
 
 
-def _planes(call: Call) -> str | None:
+def _planes_refuse(call: Call) -> str | None:
     rank = len(call.output().shape)
     return (
         f"{call.node.op_type} over {rank - 2} axes is not supported; one or two are"
@@ -256,9 +256,9 @@ def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> t
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         first, _ = needed.in_c(begin, f"{begin} + {count}")
-        given, made = chunk.inputs[0], chunk.outputs[0]
-        at = planes, begin, count, "first", f"({made.apart})", f"({given.apart})"
-        return block(f"const int32_t first = {first};", line(call, (made.at, given.at), at))
+        x_part, y_part = chunk.inputs[0], chunk.outputs[0]
+        at = planes, begin, count, "first", f"({y_part.apart})", f"({x_part.apart})"
+        return block(f"const int32_t first = {first};", line(call, (y_part.at, x_part.at), at))
 
     def cut(width: int, of: Rows) -> ChunkSlice:
         return ChunkSlice(OUTER, ELEMENT_BYTES * width, planes, of)
@@ -293,12 +293,12 @@ class _ResizeSizes:
 def _sizes(call: Call) -> _ResizeSizes:
     x, y = call.input(0), call.output()
     out, size = two(y.shape[2:], 1), two(x.shape[2:], 1)
-    given = call.value(2)
+    scales = call.value(2)
     scale = [o / max(n, 1) for o, n in zip(out, size, strict=True)]
-    if given is not None and given.size:
+    if scales is not None and scales.size:
         rank = len(x.shape)
         cut = [axis % rank for axis in call.integers("axes", tuple(range(rank)))]
-        for axis, value in zip(cut, np.asarray(given, np.float64).reshape(-1), strict=True):
+        for axis, value in zip(cut, np.asarray(scales, np.float64).reshape(-1), strict=True):
             if axis >= 2:
                 scale[axis - rank] = float(value)
     return _ResizeSizes(prod(x.shape[:2]), out, size, (scale[0], scale[1]))
@@ -316,7 +316,7 @@ def _resize_refuses(call: Call) -> str | None:
     return None if x.dtype == "float32" else real(call)
 
 
-def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
+def _resize_line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
     """Return the call of a Resize; `at` has the numbers of `ResizingLine`."""
     sizes, (planes, begin, count, first, y_apart, x_apart) = _sizes(call), at
     numbers = planes, begin, count, *sizes.out, *sizes.size, first, y_apart, x_apart, *sizes.scale
@@ -333,7 +333,7 @@ def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str
 def _resize(call: Call, arguments: Arguments) -> str:
     sizes = _sizes(call)
     at = sizes.planes, 0, sizes.out[0], 0, prod(sizes.out), prod(sizes.size)
-    return _line(call, (arguments.outputs[0], arguments.inputs[0]), at)
+    return _resize_line(call, (arguments.outputs[0], arguments.inputs[0]), at)
 
 
 def _resize_tilings(call: Call) -> tuple[Tiling, ...]:
@@ -349,7 +349,7 @@ def _resize_tilings(call: Call) -> tuple[Tiling, ...]:
         step, per = max(height - 1, 1), max(rows - 1, 1)
     reach = REACH[call.text("mode", "nearest")]
     needed = Rows(height, step, per, -reach * per, (reach + 1) * per)
-    return (*planes, *resized_rows(call, sizes.planes, needed, _line))
+    return (*planes, *resized_rows(call, sizes.planes, needed, _resize_line))
 
 
 KERNELS: tuple[Kernel, ...] = (
@@ -365,7 +365,7 @@ KERNELS: tuple[Kernel, ...] = (
         tilings=_by_plane(_average_pool, _average_pool_rows),
     ),
     Kernel(
-        "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes, headers=(HEADER,),
+        "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes_refuse, headers=(HEADER,),
         tilings=_by_plane(_average_pool_gradient, _average_pool_gradient_rows),
     ),
     Kernel("GlobalAveragePool", _global_average, refuses=real, headers=(NORM,), tilings=_by_plane(_global_average)),

@@ -69,12 +69,12 @@ declare("Resize", op=Op(
 @single("MaxPool", since=8)
 def max_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Add the gradient of each maximum at its index in X, which the forward operator wrote."""
-    dx = _put(k, dy, op)
-    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_put, op=op))
+    dx = _scatter_maxima(k, dy, op)
+    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_scatter_maxima, op=op))
     return dx
 
 
-def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
+def _scatter_maxima(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
     """Scatter `dy` to the indices of the maxima of the MaxPool `op`, and add it up."""
     indices = k.reshape(_row_major(k, op), (dy.size,))
     flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
@@ -87,8 +87,8 @@ def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
 def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
     """Return row-major indices; recomputed if the model has them column by column."""
     if len(op.operator.nodes) == 1 and op.attr_int("storage_order", 0):
-        again, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
-        k.write("MaxPool", [op.x], [again, indices], **{**op.node.attributes, "storage_order": 0})
+        values, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
+        k.write("MaxPool", [op.x], [values, indices], **{**op.node.attributes, "storage_order": 0})
         return indices
     return op.output(1)
 
@@ -98,7 +98,7 @@ def average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Divide dY by each window's count of elements, then apply the adjoint of a convolution with ones."""
     x = op.x
     frame = window(op, op.attr_ints("kernel_shape") or ())
-    counts = _counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
+    counts = _window_counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
     share = np.float64(1.0) / np.maximum(counts, 1)
     same = bool(np.all(counts == counts.flat[0]))
     factor = k.graph.constant(np.asarray(share.flat[0] if same else share, x.dtype))
@@ -123,20 +123,20 @@ def lp_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     frame = window(op, op.attr_ints("kernel_shape") or ())
     if power > 1:
         norm = k.add(op.y, k.cast(k.compare("Equal", op.y, 0.0), dy.dtype))
-        dy = k.div(dy, norm if power == 2 else _raised(k, norm, power - 1))
+        dy = k.div(dy, norm if power == 2 else _power(k, norm, power - 1))
     planes = k.reshape(dy, (x.shape[0] * x.shape[1], 1, *frame.out))
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
     spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
     if power == 1:
         return masked(k, spread, sign(k, x))
-    return k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread)
+    return k.mul(x if power == 2 else k.mul(x, _power(k, k.unary("Abs", x), power - 2)), spread)
 
 
-def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
+def _power(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
     return x if power == 1 else k.binary("Pow", x, k.graph.scalar(float(power), x.dtype))
 
 
-def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _window_counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """Return the number of elements that each window averages: those of x, or of x with its declared pads."""
     counts = np.ones((), np.int64)
     for axis in range(frame.rank):
@@ -180,15 +180,15 @@ def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entrie
     outer, lines, inner = around(x.shape, axis)
     # up to this length of the shorter side, the matrix is dense
     if min(lines, length) <= 64:
-        return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+        return k.reshape(_multiply_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     if inner > 1:
-        return k.reshape(_gathered(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+        return k.reshape(_multiply_by_gathers(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     rows = k.reshape(k.transpose(k.reshape(x, (outer, lines)), [1, 0]), (1, lines, outer))
-    found = k.reshape(_gathered(k, rows, length, entries), (length, outer))
-    return k.reshape(k.transpose(found, [1, 0]), shape)
+    result = k.reshape(_multiply_by_gathers(k, rows, length, entries), (length, outer))
+    return k.reshape(k.transpose(result, [1, 0]), shape)
 
 
-def _dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+def _multiply_dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
     outer, lines, inner = x.shape
     matrix = np.zeros((length, lines))
     np.add.at(matrix, (entries.read, entries.places), entries.weights)
@@ -201,7 +201,7 @@ def _dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tens
     return k.matmul(constant, x)
 
 
-def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+def _multiply_by_gathers(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
     """Return the product [outer, length, inner] of x [outer, lines, inner] by gathers."""
     outer, _, inner = x.shape
     index, weight = _table(length, entries)
@@ -250,8 +250,10 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
         return dy, None, None, None
     rank = len(op.x.shape)
     axes = [axis % rank for axis in op.attr_ints("axes") or range(rank)]
-    given = op.value(2)
-    scales = np.asarray(given, np.float64).reshape(-1) if given is not None and given.size else None
+    scale_values = op.value(2)
+    scales = (
+        np.asarray(scale_values, np.float64).reshape(-1) if scale_values is not None and scale_values.size else None
+    )
     common = _common_scale(op, axes) if scales is None else None
     settings = _settings(op, scales is not None or common is not None)
     k = op.emit("grad_input")
@@ -261,9 +263,9 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
         scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
         try:
             if common is not None and axis in axes:
-                dy = along(k, dy, axis, before, _beyond(before, after, common, settings))
+                dy = along(k, dy, axis, before, _extended_weights(before, after, common, settings))
             elif before != after or scale != 1.0:
-                dy = _along(k, dy, axis, before, scale, settings)
+                dy = _resize_axis(k, dy, axis, before, scale, settings)
         except MissingVjpError as error:
             raise MissingVjpError(f"{op.where}: {error}") from None
     return dy, None, None, None
@@ -288,14 +290,14 @@ def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
     return min(ratios) if policy == "not_larger" else max(ratios)
 
 
-def _beyond(before: int, after: int, scale: float, settings: Settings) -> Entries:
+def _extended_weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
     """Return `weights` for a scale that doesn't reach the last positions, which rounding added.
 
     The line is extended by repeating its last element, which positions beyond it read anyway.
     """
     longer = before + 4 + math.ceil(1 / scale)
-    found = weights(longer, 0, scale, settings).until(after)
-    return replace(found, read=np.minimum(found.read, before - 1))
+    entries = weights(longer, 0, scale, settings).until(after)
+    return replace(entries, read=np.minimum(entries.read, before - 1))
 
 
 def _settings(op: Primal, scaled: bool) -> Settings:
@@ -303,11 +305,11 @@ def _settings(op: Primal, scaled: bool) -> Settings:
         "antialias": 0, "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
         "exclude_outside": 0, "mode": "nearest", "nearest_mode": "round_prefer_floor",
     }  # fmt: skip
-    found = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
-    return (*sorted(found.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
+    values = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
+    return (*sorted(values.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
 
 
-def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
+def _resize_axis(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
     after = dy.shape[axis]
     entries = weights(before, after, scale, settings)
     if dict(settings)["mode"] == "nearest" and after % before == 0:
@@ -345,17 +347,17 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
             f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
             "can count; cut the axis into parts"
         )
-    own = dict(settings)
+    options = dict(settings)
     numbers = np.arange(before, dtype=np.float32)
-    if own["mode"] == "nearest":
+    if options["mode"] == "nearest":
         read = _resized(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
         return Entries(np.arange(read.size), read, np.ones(read.size))
-    reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
-    span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
+    reach = math.ceil(before / max(length, 1)) if options["antialias"] else 1
+    span = min(before, 2 * (2 if options["mode"] == "cubic" else 1) * reach + 4)
     # bounds the memory of one query for weights
     columns = max(1, 2**22 // max(before, length))
     parts = [
-        _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
+        _probe(before, span, range(low, min(low + columns, span)), after, scale, settings)
         for low in range(0, span, columns)
     ]
     places, read, share = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -363,7 +365,7 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     return Entries(places[order], read[order], share[order])
 
 
-def _told(
+def _probe(
     before: int, span: int, offsets: range, after: int, scale: float, settings: Settings
 ) -> tuple[Numbers, Numbers, NDArray[np.float64]]:
     """Return positions, their elements and weights, for elements whose numbers modulo `span` are in `offsets`."""
@@ -389,25 +391,26 @@ def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
     from poetopt.frontends.fold import computed
     from poetopt.frontends.proto import node_proto
 
-    own: dict[str, Any] = dict(settings)
-    opset, scaled = own.pop("opset"), own.pop("scaled")
-    kept = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
-    if kept and x.shape[1] > 1:
+    options: dict[str, Any] = dict(settings)
+    opset, scaled = options.pop("opset"), options.pop("scaled")
+    keeps_length = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
+    if keeps_length and x.shape[1] > 1:
         return np.concatenate([_resized(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
-    wide = 2.0 if kept else 1.0
-    given = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
+    wide = 2.0 if keeps_length else 1.0
+    target = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
     node = node_proto(
-        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
+        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _supported(options, opset))
     )
-    found = computed(node, {"x": x, "given": given}, opset)
-    if found is None:
-        shown = ", ".join(f"{name} {value}" for name, value in own.items())
+    outputs = computed(node, {"x": x, "given": target}, opset)
+    if outputs is None:
+        settings_text = ", ".join(f"{name} {value}" for name, value in options.items())
         raise MissingVjpError(
-            f"there is no gradient rule for these settings, which onnxruntime refuses ({shown}); export it with others"
+            f"there is no gradient rule for these settings, which onnxruntime refuses ({settings_text}); export it "
+            "with others"
         )
-    return np.asarray(found["y"][:, : x.shape[1]], np.float32)
+    return np.asarray(outputs["y"][:, : x.shape[1]], np.float32)
 
 
-def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
+def _supported(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
     """Return the settings that this opset's Resize has."""
     return {name: value for name, value in settings.items() if name != "antialias" or opset >= 18}

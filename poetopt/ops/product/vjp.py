@@ -97,7 +97,7 @@ def matmul(op: Primal, cotangents: Cotangents) -> Gradients:
     rows_shape = (1, *a.shape) if len(a.shape) == 1 else a.shape
     columns_shape = (*b.shape, 1) if len(b.shape) == 1 else b.shape
     if len(columns_shape) == 2:
-        return _shared(op, dy, rows_shape, columns_shape)
+        return _shared_matrix(op, dy, rows_shape, columns_shape)
     batch = dy.shape[: max(len(rows_shape), len(columns_shape)) - 2]
     full = (*batch, rows_shape[-2], columns_shape[-1])
     alike = a.shape[:-2] == b.shape[:-2]
@@ -121,7 +121,7 @@ def _swapped(rank: int) -> list[int]:
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
-def _shared(op: Primal, dy: Tensor, rows_shape: tuple[int, ...], columns_shape: tuple[int, ...]) -> Gradients:
+def _shared_matrix(op: Primal, dy: Tensor, rows_shape: tuple[int, ...], columns_shape: tuple[int, ...]) -> Gradients:
     a, b = op.input(0), op.input(1)
     rows = math.prod(rows_shape[:-1])
     tall = (rows, columns_shape[1])
@@ -153,13 +153,13 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
             )
         k = op.emit("grad_input")
         others = [pair for at, pair in enumerate(zip(operands, terms, strict=True)) if at != index]
-        found, have = dy, result
+        gradient, labels_now = dy, result
         for at, (other, other_term) in enumerate(others):
             later = {label for _, t in others[at + 1 :] for label in t} | set(term)
-            found, have = contract(k, (found, have), _diagonal(k, other, other_term), later)
+            gradient, labels_now = contract(k, (gradient, labels_now), _diagonal(k, other, other_term), later)
         once = "".join(dict.fromkeys(term))
         shape = [operand.shape[term.index(label)] for label in once]
-        gradients.append(_on_diagonal(k, _shaped(k, found, have, once, shape), term))
+        gradients.append(_on_diagonal(k, _order_axes(k, gradient, labels_now, once, shape), term))
     return tuple(gradients)
 
 
@@ -168,7 +168,7 @@ def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
     for axis in reversed(range(len(term))):
         first = term.index(term[axis])
         if first != axis:
-            x = k.reduce_sum(k.mul(x, _same(k, x, len(term), first, axis)), [axis], keepdims=False)
+            x = k.reduce_sum(k.mul(x, _equal_indices(k, x, len(term), first, axis)), [axis], keepdims=False)
             term = term[:axis] + term[axis + 1 :]
     return x, term
 
@@ -179,11 +179,11 @@ def _on_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> Tensor:
         first = term.index(label)
         if first != axis:
             wider = k.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
-            x = k.mul(wider, _same(k, x, len(wider.shape), first, axis))
+            x = k.mul(wider, _equal_indices(k, x, len(wider.shape), first, axis))
     return x
 
 
-def _same(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Tensor:
+def _equal_indices(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Tensor:
     """Return 1 where the indices of two axes are equal, else 0; it broadcasts to `rank` axes."""
     length = x.shape[first]
     shape = [length if place in (first, axis) else 1 for place in range(rank)]
@@ -194,7 +194,7 @@ def contract(
     k: OperatorBuilder, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]
 ) -> tuple[Tensor, str]:
     """Multiply two tensors with labelled axes, and sum over the labels that are not `kept`: one MatMul."""
-    (a, ta), (b, tb) = _summed(k, left, kept | set(right[1])), _summed(k, right, kept | set(left[1]))
+    (a, ta), (b, tb) = _sum_unneeded(k, left, kept | set(right[1])), _sum_unneeded(k, right, kept | set(left[1]))
     size = {**dict(zip(tb, b.shape, strict=True)), **{c: d for c, d in zip(ta, a.shape, strict=True) if d != 1}}
     size = {c: size.get(c, 1) for c in dict.fromkeys(ta + tb)}
     shared = [c for c in ta if c in tb and c in kept]
@@ -216,7 +216,7 @@ def contract(
     return k.reshape(k.matmul(a, b), [size[c] for c in term]), term
 
 
-def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> tuple[Tensor, str]:
+def _sum_unneeded(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> tuple[Tensor, str]:
     x, term = pair
     axes = [axis for axis, label in enumerate(term) if label not in needed]
     if not axes:
@@ -224,10 +224,10 @@ def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> t
     return k.reduce_sum(x, axes, keepdims=False), "".join(label for label in term if label in needed)
 
 
-def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, shape: Sequence[int]) -> Tensor:
+def _order_axes(k: OperatorBuilder, x: Tensor, labels_now: str, term: str, shape: Sequence[int]) -> Tensor:
     """Return x in the axis order of `term`; labels that no other operand had are repeated, broadcast ones summed."""
-    x = k.transpose(x, [have.index(label) for label in term if label in have])
-    sizes = dict(zip((label for label in term if label in have), x.shape, strict=True))
+    x = k.transpose(x, [labels_now.index(label) for label in term if label in labels_now])
+    sizes = dict(zip((label for label in term if label in labels_now), x.shape, strict=True))
     x = k.reshape(x, [sizes.get(label, 1) for label in term])
     x = k.sum_to(x, [1 if d == 1 else x.shape[axis] for axis, d in enumerate(shape)])
     return k.expand(x, shape)
@@ -262,7 +262,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     if cap:
         bent = k.unary("Tanh", k.mul(scores, 1.0 / cap))
         scores = k.mul(bent, cap)
-    masked = _masked(op, k, scores, (batch, count, queries, length))
+    masked = _mask_scores(op, k, scores, (batch, count, queries, length))
     p = k.unary("Softmax", masked, axis=-1)
     dv = k.matmul(k.transpose(p, [0, 1, 3, 2]), d) if op.need(2) else None
     dp = k.matmul(d, k.transpose(value, [0, 1, 3, 2]))
@@ -290,7 +290,7 @@ def _joined(k: OperatorBuilder, x: Tensor, like: Tensor) -> Tensor:
     return x if x.shape == like.shape else k.reshape(k.transpose(x, [0, 2, 1, 3]), like.shape)
 
 
-def _masked(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+def _mask_scores(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
     """Return the scores with masked ones far below the rest."""
     full = scores.shape
     least = float(np.finfo(np.float32).min) / 2
@@ -322,32 +322,32 @@ def rotary_embedding(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 @register_vjp("DFT", since=17)
 def dft(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return the gradient of a DFT whose axis is an attribute."""
-    return _transformed(op, op.only(cotangents), op.attr_int("axis", 1)), None
+    return _dft_gradient(op, op.only(cotangents), op.attr_int("axis", 1)), None
 
 
 @register_vjp("DFT", since=20)
 def dft_of_input_axis(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return the gradient of a DFT whose axis is an input."""
     axis = int(op.known(2).reshape(-1)[0]) if op.has(2) else -2
-    return _transformed(op, op.only(cotangents), axis), None, None
+    return _dft_gradient(op, op.only(cotangents), axis), None, None
 
 
-def _transformed(op: Primal, dy: Tensor, axis: int) -> Tensor:
+def _dft_gradient(op: Primal, dy: Tensor, axis: int) -> Tensor:
     shape = op.x.shape
     axis %= len(shape)
     inverse, onesided = bool(op.attr_int("inverse", 0)), bool(op.attr_int("onesided", 0))
-    given = int(op.known(1).reshape(-1)[0]) if op.has(1) else None
+    known_length = int(op.known(1).reshape(-1)[0]) if op.has(1) else None
     k = op.emit("grad_input")
     if inverse and onesided:
-        return _of_real(op, k, dy, axis)
-    length = shape[axis] if given is None else given
-    whole = _fitted(k, dy, axis, length)
-    found = k.mul(_node(k, whole, axis, inverse=not inverse), 1 / length if inverse else float(length))
+        return _real_gradient(op, k, dy, axis)
+    length = shape[axis] if known_length is None else known_length
+    whole = _fit_length(k, dy, axis, length)
+    result = k.mul(_node(k, whole, axis, inverse=not inverse), 1 / length if inverse else float(length))
     last = len(shape) - 1
-    return _fitted(k, k.slice(found, [0], [shape[last]], [last]), axis, shape[axis])
+    return _fit_length(k, k.slice(result, [0], [shape[last]], [last]), axis, shape[axis])
 
 
-def _of_real(op: Primal, k: OperatorBuilder, dy: Tensor, axis: int) -> Tensor:
+def _real_gradient(op: Primal, k: OperatorBuilder, dy: Tensor, axis: int) -> Tensor:
     length, half = dy.shape[axis], op.x.shape[axis]
     if half != length // 2 + 1 or op.x.shape[-1] != 2:
         raise MissingVjpError(
@@ -374,7 +374,7 @@ def _node(k: OperatorBuilder, x: Tensor, axis: int, *, inverse: bool = False, on
     return k.node("DFT", [x, None, k.graph.constant(np.array(axis, np.int64))], shape, x.dtype, **settings)
 
 
-def _fitted(k: OperatorBuilder, x: Tensor, axis: int, length: int) -> Tensor:
+def _fit_length(k: OperatorBuilder, x: Tensor, axis: int, length: int) -> Tensor:
     """Cut x to `length` along `axis`, or fill it up with zeros behind."""
     if x.shape[axis] >= length:
         return k.slice(x, [0], [length], [axis])

@@ -60,12 +60,12 @@ def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"its axis is {axis}, but its input has {len(shape)} axes (shape {list(shape)})")
     axis %= len(shape)
-    wanted = [-(-n // block) if k == axis else n for k, n in enumerate(shape)] if block else [shape[axis]]
-    if list(scale) != wanted:
+    expected = [-(-n // block) if k == axis else n for k, n in enumerate(shape)] if block else [shape[axis]]
+    if list(scale) != expected:
         each = f"block of {block} along axis {axis}" if block else f"step of axis {axis}"
         raise ValueError(
             f"its scale has shape {list(scale)}, but must have one element for each {each} of its input of shape "
-            f"{list(shape)}: {wanted}"
+            f"{list(shape)}: {expected}"
         )
     return Sharing(axis, block)
 

@@ -64,16 +64,16 @@ def _code(call: Call, arguments: Arguments) -> str:
     scale = "0" if axis is None else "i1"
     if size:
         scale = f"(i0 * {-(-along_axis // size)} + i1 / {size}) * {behind} + i2"
-    given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
-    given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
-    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in given)
+    tensors = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
+    tensors += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
+    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in tensors)
     # integers are subtracted as integers, as in onnxruntime
     body = block(
         f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
         f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
     )
     return block(
-        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in tensors),
         written("y", call.output(), arguments.outputs[0]),
         loops((before, along_axis, behind), body),
     )
@@ -114,11 +114,12 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     level = OUTER if letter == "n" else INNER
     begin, count = chunk.begin[level], chunk.count[level]
     wide, deep = count if letter == "n" else str(columns), count if letter == "k" else str(depth)
-    given = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+    tensors = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
     places = {
-        n: _place(call, k, chunk.inputs[k].apart if letter == "n" else "") for k, n in enumerate("xsz"[: len(given)], 1)
+        n: _weight_index(call, k, chunk.inputs[k].apart if letter == "n" else "")
+        for k, n in enumerate("xsz"[: len(tensors)], 1)
     }
-    elements = {name: element(name, t, f"i{name}") for name, t, _ in given}
+    elements = {name: element(name, t, f"i{name}") for name, t, _ in tensors}
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     added = call.has(4) and bool(beta)
     y_row = chunk.outputs[0].apart if letter == "n" else str(columns)
@@ -131,7 +132,7 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     adds = f"{begin} > 0" if letter == "k" else "0"
     return block(
         f"const float *a = (const float *){chunk.inputs[0].at}{f' + {begin}' if letter == 'k' else ''};",
-        *(read(name, as_bytes(tensor), at) for name, tensor, at in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at in tensors),
         *([read("c", call.input(4), chunk.inputs[4].at)] if added else []),
         written("y", call.output(), chunk.outputs[0].at),
         f"float *w = {chunk.scratch};",
@@ -150,7 +151,7 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     )
 
 
-def _place(call: Call, index: int, apart: str) -> str:
+def _weight_index(call: Call, index: int, apart: str) -> str:
     """Return the C index of the weight (1), scale (2) or zero point (3) of row k and column o of w.
 
     Parameters
@@ -173,35 +174,35 @@ def _sharing_of_weight(call: Call) -> Sharing:
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tilings by columns, and by depth if it goes row by row of the weight."""
-    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), list[Tiling]()
+    (rows, columns, depth), (axis, size), tilings = _sizes(call), _sharing_of_weight(call), list[Tiling]()
     turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
-    own = 0 if turned else 1
+    column_axis = 0 if turned else 1
     operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
 
     def cut(along: int, level: int, blocks: int) -> list[ChunkSlice | None] | None:
         """Return a chunk's slices of weight, scale and zero point; None if they aren't whole bytes."""
-        made: list[ChunkSlice | None] = []
+        slices: list[ChunkSlice | None] = []
         for k, (t, one_axis) in enumerate(operands):
             if t is None or (one_axis and axis != along):
-                made.append(None)
+                slices.append(None)
                 continue
             place = 0 if one_axis else along
             if not cut_in_bytes(t, place):
                 return None
-            taken = sliced(t, place, level)
+            one = sliced(t, place, level)
             whole_blocks = Rows(t.shape[place], 1, blocks, 0, blocks - 1)
-            made.append(replace(taken, rows=whole_blocks) if k and blocks > 1 else taken)
-        return made
+            slices.append(replace(one, rows=whole_blocks) if k and blocks > 1 else one)
+        return slices
 
     rest = (None,) * (len(call.inputs) - 4)
-    if columns > 1 and not (size > 1 and axis == own) and (parts := cut(own, OUTER, 1)) is not None:
+    if columns > 1 and not (size > 1 and axis == column_axis) and (parts := cut(column_axis, OUTER, 1)) is not None:
         y = ChunkSlice(OUTER, ELEMENT_BYTES, rows)
-        found.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
-    blocks = size if size and axis == 1 - own else 1
+        tilings.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
+    blocks = size if size and axis == 1 - column_axis else 1
     loop = Loop(depth, lcm(PART, blocks))
     if depth > loop.multiple and not turned and not added and (parts := cut(0, INNER, blocks)) is not None:
-        found.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
-    return tuple(found)
+        tilings.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
+    return tuple(tilings)
 
 
 def _panel_bytes(call: Call) -> int:
@@ -223,58 +224,58 @@ def element(name: str, tensor: Tensor, at: str) -> str:
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tilings along each axis except the axis of the blocks."""
-    (axis, size), found = _sharing(call), list[Tiling]()
+    (axis, size), tilings = _sharing(call), list[Tiling]()
     for cut, extent in enumerate(call.shape(0)):
         if extent < 2 or (size and cut == axis):
             continue
         scale = cut if size else 0 if cut == axis else None
         axes = (cut, *(scale for _ in call.inputs[1:]))
         if all(t is None or a is None or cut_in_bytes(t, a) for t, a in zip(call.inputs, axes, strict=True)):
-            found += along(_code, call, axes, (cut,))
-    return tuple(found)
+            tilings += along(_code, call, axes, (cut,))
+    return tuple(tilings)
 
 
-def _plain(call: Call) -> Call:
+def _dequantized_call(call: Call) -> Call:
     """Return the convolution with its weight as floats, without scale and zero point."""
     a, _, _, _, *rest = call.inputs
     return replace(call, inputs=(a, replace(call.input(1), dtype="float32"), *rest))
 
 
-def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
+def _channel_tiling(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
     """Return the plain kernel's tiling by the weight's channels or groups, its loop, and the weight's slice."""
-    for tiling in kernel.tilings(_plain(call)):
-        loop, taken = tiling.outer, tiling.inputs[1]
+    for tiling in kernel.tilings(_dequantized_call(call)):
+        loop, weight_slice = tiling.outer, tiling.inputs[1]
         rows = any(one is not None and one.rows is not None for one in (*tiling.inputs, *tiling.outputs))
-        if loop is not None and tiling.inner is None and taken is not None and not rows:
-            return tiling, loop, taken
+        if loop is not None and tiling.inner is None and weight_slice is not None and not rows:
+            return tiling, loop, weight_slice
     return None
 
 
-def _steps(loop: Loop, taken: ChunkSlice) -> int:
+def _chunk_steps(loop: Loop, weight_slice: ChunkSlice) -> int:
     """Return the steps of a chunk."""
-    each = loop.multiple * taken.unit_bytes * taken.pieces
+    each = loop.multiple * weight_slice.unit_bytes * weight_slice.pieces
     # dequantizes 1024 bytes of the weight at once, or one step of the plain kernel's chunks
     return min(loop.extent, loop.multiple * max(1, 1024 // each))
 
 
-def _within(kernel: Kernel) -> Kernel:
+def _with_quantized_weight(kernel: Kernel) -> Kernel:
     """Return the kernel of a convolution with a quantized weight, its scale and its zero point."""
 
     def refused(call: Call) -> str | None:
-        why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_plain(call))
-        return why or (None if _cut(kernel, call) else f"{kernel.op_type} can't be cut along channels")
+        why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_dequantized_call(call))
+        return why or (None if _channel_tiling(kernel, call) else f"{kernel.op_type} can't be cut along channels")
 
     def scratch_bytes(call: Call) -> int:
-        found = _cut(kernel, call)
-        assert found is not None
-        _, loop, taken = found
-        return _steps(loop, taken) * taken.unit_bytes * taken.pieces
+        cut = _channel_tiling(kernel, call)
+        assert cut is not None
+        _, loop, weight_slice = cut
+        return _chunk_steps(loop, weight_slice) * weight_slice.unit_bytes * weight_slice.pieces
 
     def code(call: Call, arguments: Arguments) -> str:
-        found = _cut(kernel, call)
-        assert found is not None
-        tiling, loop, taken = found
-        begin, count, size = FROM[OUTER], COUNT[OUTER], _steps(loop, taken)
+        cut = _channel_tiling(kernel, call)
+        assert cut is not None
+        tiling, loop, weight_slice = cut
+        begin, count, size = FROM[OUTER], COUNT[OUTER], _chunk_steps(loop, weight_slice)
 
         def part(at: str, one: ChunkSlice | None) -> Part:
             if one is None or not at:
@@ -284,12 +285,12 @@ def _within(kernel: Kernel) -> Kernel:
 
         inputs = (arguments.inputs[0], "", *arguments.inputs[4:])
         parts = [part(at, one) for at, one in zip(inputs, tiling.inputs, strict=True)]
-        behind = taken.unit_bytes // ELEMENT_BYTES
+        behind = weight_slice.unit_bytes // ELEMENT_BYTES
         parts[1] = Part(arguments.scratch, f"{count} * {behind}")
         outs = tuple(part(at, one) for at, one in zip(arguments.outputs, tiling.outputs, strict=True))
-        convolved = tiling.code(_plain(call), Chunk(tuple(parts), outs, (begin, "0"), (count, "0"), ""))
-        given = [(n, call.input(k), arguments.inputs[k]) for k, n in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
-        elements = {n: element(n, t, "i" if n == "x" else "j") for n, t, _ in given}
+        convolved = tiling.code(_dequantized_call(call), Chunk(tuple(parts), outs, (begin, "0"), (count, "0"), ""))
+        tensors = [(n, call.input(k), arguments.inputs[k]) for k, n in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+        elements = {n: element(n, t, "i" if n == "x" else "j") for n, t, _ in tensors}
         difference = " - ".join(elements[n] for n in "xz" if n in elements)
         body = block(
             f"const int32_t i = (i0 * {loop.extent} + {begin} + i1) * {behind} + i2, j = {_scale_at(call)};",
@@ -297,9 +298,9 @@ def _within(kernel: Kernel) -> Kernel:
         )
         body = f"for (int32_t i1 = 0; i1 < {count}; ++i1) {{\n{loops((behind,), body, 'j')}\n}}".replace("j0", "i2")
         dequantized = block(
-            *(read(n, as_bytes(t), at) for n, t, at in given),
+            *(read(n, as_bytes(t), at) for n, t, at in tensors),
             f"float *w = {arguments.scratch};",
-            loops((taken.pieces,), body),
+            loops((weight_slice.pieces,), body),
         )
         inner = "\n".join(f"    {line}" for text in (dequantized, convolved) for line in text.splitlines())
         return (
@@ -332,5 +333,5 @@ KERNELS: tuple[Kernel, ...] = (
         )
         for op in ("Gemm", "MatMul")
     ),
-    *(_within(kernel) for kernel in CONVOLUTIONS if kernel.op_type in ("Conv", "Conv.grad_input")),
+    *(_with_quantized_weight(kernel) for kernel in CONVOLUTIONS if kernel.op_type in ("Conv", "Conv.grad_input")),
 )  # fmt: skip

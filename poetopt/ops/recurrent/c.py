@@ -37,18 +37,18 @@ def layer_op(call: Call) -> str:
 
 def activations(call: Call) -> list[str]:
     """Return the activations of all directions in lower case; ONNX ignores case."""
-    given = call.node.attributes.get("activations")
-    return [str(name).lower() for name in given] if isinstance(given, (list, tuple)) else []
+    names = call.node.attributes.get("activations")
+    return [str(name).lower() for name in names] if isinstance(names, (list, tuple)) else []
 
 
 def refuses(call: Call) -> str | None:
     """Return why no kernel runs a layer or its gradient; None if one does."""
-    op, given, names = layer_op(call), call.node.attributes, activations(call)
+    op, attributes, names = layer_op(call), call.node.attributes, activations(call)
     usual = list(USUAL[op])
     others = [["relu"]] if op == "RNN" else []
     if not any(names in ([], one, one * 2) for one in (usual, *others)):
         return f"{op} with activations {', '.join(names)} is not supported"
-    if given.get("clip") or given.get("layout") or given.get("input_forget"):
+    if attributes.get("clip") or attributes.get("layout") or attributes.get("input_forget"):
         return f"{op} with clip, layout or input_forget is not supported"
     if call.has(4):
         return f"{op} with sequence_lens is not supported"
@@ -77,7 +77,7 @@ class CLayer:
     variant: int
 
     @classmethod
-    def of(cls, call: Call) -> CLayer:
+    def from_call(cls, call: Call) -> CLayer:
         """Read the layer from a call whose first inputs are x, w and r."""
         op = layer_op(call)
         (steps, batch, ins), recurrence = call.input(0).shape, call.input(2).shape
@@ -197,19 +197,19 @@ class Direction:
         """The direction's first row of the weights."""
         return self.number * self.layer.gates
 
-    def given(self, chunk: Chunk, place: int, offset: int) -> str:
+    def input_at(self, chunk: Chunk, place: int, offset: int) -> str:
         """Return an input from an offset on in C; "NULL" if it is absent."""
-        found = chunk.inputs[place].at if place < len(chunk.inputs) else ""
-        return f"(const float *){found} + {offset}" if found else "NULL"
+        address = chunk.inputs[place].at if place < len(chunk.inputs) else ""
+        return f"(const float *){address} + {offset}" if address else "NULL"
 
     def states_of(self, chunk: Chunk, place: int) -> str:
         """Return the direction's part of an input with the states of all directions, in C."""
-        return self.given(chunk, place, self.number * self.many)
+        return self.input_at(chunk, place, self.number * self.many)
 
-    def made(self, chunk: Chunk, place: int, offset: int) -> str:
+    def output_at(self, chunk: Chunk, place: int, offset: int) -> str:
         """Return an output from an offset on in C; "" if it is absent."""
-        found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
-        return f"(float *){found} + {offset}" if found else ""
+        address = chunk.outputs[place].at if place < len(chunk.outputs) else ""
+        return f"(float *){address} + {offset}" if address else ""
 
     def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
         """Return the sweep over gates `begin` to `end`."""
@@ -246,8 +246,8 @@ class _Forwards(Direction):
 
     def bias(self, chunk: Chunk, offset: str, *, again: bool) -> str:
         """Return the address of the bias of the inputs, or with `again` of the recurrence."""
-        found = self.given(chunk, 3, (2 * self.number + again) * self.layer.gates)
-        return found if found == "NULL" else f"{found} + {offset}"
+        address = self.input_at(chunk, 3, (2 * self.number + again) * self.layer.gates)
+        return address if address == "NULL" else f"{address} + {offset}"
 
     def begin(self, call: Call, chunk: Chunk) -> str:
         """Return C that sets the first states."""
@@ -262,25 +262,26 @@ class _Forwards(Direction):
         layer = self.layer
 
         def code(call: Call, chunk: Chunk) -> str:
-            own = f"({FROM[INNER]} - {self.base})"
-            more = self.bias(chunk, own, again=True) if both else "NULL"
+            first_gate = f"({FROM[INNER]} - {self.base})"
+            second_bias = self.bias(chunk, first_gate, again=True) if both else "NULL"
             return called(
-                "po_gates_of", f"{self.pointers(chunk)['gates']} + {own}", chunk.inputs[0].at, chunk.inputs[1].at,
-                self.bias(chunk, own, again=False), more, layer.rows, chunk.count[INNER], layer.gates, layer.ins,
+                "po_gates_of", f"{self.pointers(chunk)['gates']} + {first_gate}", chunk.inputs[0].at,
+                chunk.inputs[1].at, self.bias(chunk, first_gate, again=False), second_bias, layer.rows,
+                chunk.count[INNER], layer.gates, layer.ins,
             )  # fmt: skip
 
         return self.sweep(begin, end, (1,), (), code)
 
-    def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
+    def of_state(self, begin: int, end: int, target: str, source: str) -> Sweep:
         """Return the sweep that adds the states' products to gates `begin` to `end` of a step."""
         layer = self.layer
-        offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
+        offset, row = (self.base, layer.gates) if target == "now" else (self.base + begin * layer.size, layer.size)
 
         def code(call: Call, chunk: Chunk) -> str:
-            at, own = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
+            at, first_gate = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
             return called(
-                "po_product", f"{at[made]} + {own}", at[given], chunk.inputs[2].at, layer.batch, chunk.count[INNER],
-                layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
+                "po_product", f"{at[target]} + {first_gate}", at[source], chunk.inputs[2].at, layer.batch,
+                chunk.count[INNER], layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
             )  # fmt: skip
 
         return self.sweep(begin, end, (2,), (), code)
@@ -315,7 +316,7 @@ class _Forwards(Direction):
     def end(self, call: Call, chunk: Chunk) -> str:
         """Return C that writes the last states."""
         at = self.pointers(chunk)
-        lasts = [(self.made(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
+        lasts = [(self.output_at(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
         return "\n".join(called("po_kept", last, at[name], self.many) for last, name in lasts if last)
 
 
@@ -323,28 +324,28 @@ HEADER, PARTS = "po_recurrent.h", "po_recurrent_parts.h"
 
 
 def _scratch(call: Call) -> int:
-    layer = CLayer.of(call)
+    layer = CLayer.from_call(call)
     floats = {"LSTM": 2 * layer.batch + 4, "GRU": layer.batch + 4, "RNN": layer.batch + 1}[layer.op]
     return floats * layer.size * DTYPE_BYTES["float32"]
 
 
 def _code(call: Call, arguments: Arguments) -> str:
-    layer = CLayer.of(call)
+    layer = CLayer.from_call(call)
     count = 3 if layer.op == "LSTM" else 2
     outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
-    given = (*arguments.inputs, *[""] * 7)
+    inputs = (*arguments.inputs, *[""] * 7)
     # positions of the first states
-    firsts = [given[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
+    firsts = [inputs[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
     last = () if layer.op == "LSTM" else (layer.variant,)
     return called(
-        f"po_{layer.op.lower()}", *outputs, *given[:3], given[3] or "NULL", *firsts, arguments.scratch, layer.steps,
+        f"po_{layer.op.lower()}", *outputs, *inputs[:3], inputs[3] or "NULL", *firsts, arguments.scratch, layer.steps,
         layer.batch, layer.ins, layer.size, layer.directions, layer.turned, *last,
     )  # fmt: skip
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tiling: one sweep through w for all steps, whose sums stay in RAM, then one through r at each step."""
-    layer = CLayer.of(call)
+    layer = CLayer.from_call(call)
     rounds = [turn for direction in range(layer.directions) for turn in _Forwards(layer, direction).rounds()]
     # a direction's states, its cells or reset states, and its gates
     scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)

@@ -71,11 +71,11 @@ class _Activation:
             return k.mul(k.unary("Tanh", k.mul(s, self.beta)), self.alpha)
         if self.name == "Affine":
             return affine(k, s, self.alpha, self.beta)
-        given: dict[str, object] = {}
+        attributes: dict[str, object] = {}
         for name, default, value in zip(("alpha", "beta"), DEFAULTS[self.name], (self.alpha, self.beta), strict=True):
             if default is not None:
-                given[name] = value
-        return k.unary(self.name, s, **given)
+                attributes[name] = value
+        return k.unary(self.name, s, **attributes)
 
     def slope(self, k: OperatorBuilder, s: Tensor | None, y: Tensor) -> Tensor:
         """Return f'(s) in y's shape; `s` may be None unless `of_sum`."""
@@ -123,7 +123,7 @@ def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
             f"{op.where}: it has {len(names)} activations, but needs {len(usual)} per direction; export it again"
         )
     known = {name.lower(): name for name in DEFAULTS}
-    found: list[_Activation] = []
+    result: list[_Activation] = []
     left = [list(map(float, _numbers(op.node.attributes.get(f"activation_{what}", ())))) for what in ("alpha", "beta")]
     for name in names:
         canonical = known.get(name.lower())
@@ -136,13 +136,13 @@ def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
             raise MissingVjpError(
                 f"{op.where}: onnxruntime takes the activation {name!r} of an RNN as {canonical!r} only; rename it"
             )
-        given = [
+        coefficients = [
             0.0 if default is None else rest.pop(0) if rest else default
             for default, rest in zip(DEFAULTS[canonical], left, strict=True)
         ]
-        found.append(_Activation(canonical, *given))
+        result.append(_Activation(canonical, *coefficients))
     each = len(usual)
-    return [tuple(found[d * each : (d + 1) * each]) for d in range(directions)]
+    return [tuple(result[d * each : (d + 1) * each]) for d in range(directions)]
 
 
 def _strings(value: object) -> list[str]:
@@ -269,7 +269,7 @@ def _step(k: OperatorBuilder, x: Tensor, t: int, batch: int) -> Tensor:
     return k.slice(x, [t * batch], [(t + 1) * batch], [0])
 
 
-def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
+def _state_gradient(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
     """Return the gradient of the state after step t: from Y, and from the next step (or from the last state)."""
     parts = [] if layer.dy is None else [_step(k, layer.dy, t, layer.batch)]
     if later is not None:
@@ -285,7 +285,7 @@ def shifted(k: OperatorBuilder, first: Tensor, each: Tensor) -> Tensor:
     return first if rows == batch else k.concat([first, k.slice(each, [0], [rows - batch], [0])], 0)
 
 
-def _weights(
+def _weight_gradients(
     k: OperatorBuilder, layer: Layer, inputs: Tensor, recurrent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return dx, dw, dr, dwb, drb from the gradients of both products."""
@@ -299,7 +299,7 @@ def _weights(
     )
 
 
-def _ended(k: OperatorBuilder, state: Tensor | None) -> Tensor:
+def _require_state(k: OperatorBuilder, state: Tensor | None) -> Tensor:
     if state is None:
         raise MissingVjpError(f"{k.name}: a sequence without steps has no gradient; train on one step or more")
     return state
@@ -333,7 +333,7 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
     state, cell = layer.last, inner.last
     gates = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
-        arriving = _arriving(k, layer, t, state)
+        arriving = _state_gradient(k, layer, t, state)
         added_up = [masked(k, arriving, _step(k, through, t, batch)), cell]
         added_up.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
         cell = functools.reduce(k.add, [part for part in added_up if part is not None])
@@ -341,9 +341,9 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
         gates.add(gate)
         state = k.gemm(gate, layer.r)
         cell = k.mul(cell, _step(k, f, t, batch))
-    ended = (_ended(k, state), _ended(k, cell))
+    ended = (_require_state(k, state), _require_state(k, cell))
     whole = gates.whole()
-    return FoundSteps(*_weights(k, layer, whole, whole), ended)
+    return FoundSteps(*_weight_gradients(k, layer, whole, whole), ended)
 
 
 def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundSteps:
@@ -374,7 +374,7 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
     state = layer.last
     inputs = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
-        arriving = _arriving(k, layer, t, state)
+        arriving = _state_gradient(k, layer, t, state)
         dz, dh = (masked(k, arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
         reset = _step(k, r, t, batch)
         back = dh if linear_first else k.gemm(dh, tail)
@@ -385,11 +385,11 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
             state = k.gemm(k.concat([dz, dr, k.mul(dh, reset)], 1), layer.r, kept)
         else:
             state = k.add(k.gemm(k.concat([dz, dr], 1), head, kept), k.mul(back, reset))
-    ended = _ended(k, state)
+    ended = _require_state(k, state)
     whole = inputs.whole()
     if linear_first:
         turned = k.concat([k.slice(whole, [0], [both], [1]), k.mul(_gate(k, whole, 2, hidden), r)], 1)
-        dx, dw, dr_all, dwb, drb = _weights(k, layer, whole, turned)
+        dx, dw, dr_all, dwb, drb = _weight_gradients(k, layer, whole, turned)
     else:
         dx, dw = k.gemm(whole, layer.w), k.gemm(whole, layer.x, trans_a=True)
         dwb = drb = column_sum(k, whole)
@@ -407,9 +407,9 @@ def rnn_steps(k: OperatorBuilder, layer: Layer) -> FoundSteps:
     slope = activation.slope(k, inner, layer.y)
     state, sums = layer.last, _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(layer.steps)):
-        total = masked(k, _arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
+        total = masked(k, _state_gradient(k, layer, t, state), _step(k, slope, t, layer.batch))
         sums.add(total)
         state = k.gemm(total, layer.r)
-    ended = _ended(k, state)
+    ended = _require_state(k, state)
     whole = sums.whole()
-    return FoundSteps(*_weights(k, layer, whole, whole), (ended,))
+    return FoundSteps(*_weight_gradients(k, layer, whole, whole), (ended,))

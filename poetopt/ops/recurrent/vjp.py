@@ -54,7 +54,7 @@ _MOST_STEPS = 4096
 """At about 15 nodes per step and direction, differentiation and costs take 5 s, and preparing a run takes minutes."""
 
 
-def _refuse(op: Primal) -> None:
+def _check_supported(op: Primal) -> None:
     node = op.node
     reasons = {
         "peepholes": op.has(7),
@@ -62,8 +62,8 @@ def _refuse(op: Primal) -> None:
         "coupled gates": bool(op.attr_int("input_forget", 0)),
         "layout 1": bool(op.attr_int("layout", 0)),
     }
-    for reason, there in reasons.items():
-        if there:
+    for reason, is_present in reasons.items():
+        if is_present:
             raise MissingVjpError(f"{op.where}: there is no gradient rule for {reason}; train a plain layer instead")
     if op.x.shape[0] > _MOST_STEPS:
         raise ModelError(
@@ -72,13 +72,13 @@ def _refuse(op: Primal) -> None:
         )
 
 
-def _fits(op: Primal, gates: int) -> None:
+def _check_shapes(op: Primal, gates: int) -> None:
     """Raise ModelError if shapes of operands contradict each other: type inference doesn't compare them."""
     _, batch, width = op.x.shape
     hidden = op.input(2).shape[-1]
     directions = 2 if op.attr_text("direction", "forward") == "bidirectional" else 1
     state = (directions, batch, hidden)
-    wanted = {
+    expected = {
         1: (directions, gates * hidden, width),
         2: (directions, gates * hidden, hidden),
         3: (directions, 2 * gates * hidden),
@@ -86,7 +86,7 @@ def _fits(op: Primal, gates: int) -> None:
         5: state,
         6: state,
     }
-    for place, shape in wanted.items():
+    for place, shape in expected.items():
         if op.has(place) and op.input(place).shape != shape:
             raise ModelError(
                 f"{op.where}: input {place} has the shape {list(op.input(place).shape)}, which should be {list(shape)} "
@@ -143,17 +143,17 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
     Y = (1 - z) h + z Y_before; r acts before or after the recurrent product. RNN: Y = f(W X + R Y_before + biases).
     """
     states = 2 if op.node.op_type == "LSTM" else 1
-    _refuse(op)
-    _fits(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
+    _check_supported(op)
+    _check_shapes(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
     k = op.emit("grad_input")
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape
     directions, _, hidden = r.shape
-    chosen = activations(op, directions)
+    functions = activations(op, directions)
     y = _sequence(op, k)
     lengths = _lengths(op, k)
-    given = (*cotangents, None, None, None)[:3]
-    found: list[FoundSteps] = []
+    output_gradients = (*cotangents, None, None, None)[:3]
+    results: list[FoundSteps] = []
     for d in range(directions):
         turned = d == 1 or op.attr_text("direction", "forward") == "reverse"
 
@@ -173,8 +173,8 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
         ys = flat(reverse(one(y, 1)))
         bias = one(op.input(3), 0) if op.has(3) else None
         half = r.shape[1]
-        dy = None if given[0] is None else reverse(one(given[0], 1))
-        last, last_cell = (None if t is None else one(t, 0) for t in given[1:])
+        dy = None if output_gradients[0] is None else reverse(one(output_gradients[0], 1))
+        last, last_cell = (None if t is None else one(t, 0) for t in output_gradients[1:])
         ends: Tensor | None = None
         if lengths is not None:
             dy, last = lengths.outside(k, dy, last), None
@@ -184,7 +184,7 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
             one(w, 0), one(r, 0),
             None if bias is None else k.slice(bias, [0], [half], [0]),
             None if bias is None else k.slice(bias, [half], [2 * half], [0]),
-            last, chosen[d],
+            last, functions[d],
         )  # fmt: skip
         if op.node.op_type == "LSTM":
             result = lstm_steps(k, layer, Cell(start[1], last_cell, None if ends is None else flat(ends)))
@@ -193,22 +193,22 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
         else:
             result = rnn_steps(k, layer)
         dx = reverse(k.reshape(result.dx, (steps, batch, width)))
-        found.append(FoundSteps(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
+        results.append(FoundSteps(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
 
     def stacked(parts: Sequence[Tensor]) -> Tensor:
         return k.concat([k.reshape(part, (1, *part.shape)) for part in parts], 0)
 
-    dx = found[0].dx if directions == 1 else k.add(found[0].dx, found[1].dx)
-    biases = stacked([k.concat([f.dwb, f.drb], 0) for f in found]) if op.need(3) else None
-    initial = [stacked([f.states[s] for f in found]) if op.need(5 + s) else None for s in range(states)]
-    weights = [stacked([getattr(f, name) for f in found]) for name in ("dw", "dr")]
+    dx = results[0].dx if directions == 1 else k.add(results[0].dx, results[1].dx)
+    biases = stacked([k.concat([f.dwb, f.drb], 0) for f in results]) if op.need(3) else None
+    initial = [stacked([f.states[s] for f in results]) if op.need(5 + s) else None for s in range(states)]
+    weights = [stacked([getattr(f, name) for f in results]) for name in ("dw", "dr")]
     if lengths is None and op.outputs and op.outputs[0] is not None:
         operands = [op.input(place) if op.has(place) else None for place in (0, 1, 2, 3)]
         firsts = [op.input(5 + s) if s < states and op.has(5 + s) else None for s in range(2)]
-        read = [*operands, None, *firsts, y, *given]
-        wanted = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
-        made = [tensor if op.need(place) else None for tensor, place in wanted]
-        k.amounts_to(f"{op.node.op_type}.gradient", read, made, **op.node.attributes)
+        read = [*operands, None, *firsts, y, *output_gradients]
+        candidates = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
+        gradients = [tensor if op.need(place) else None for tensor, place in candidates]
+        k.amounts_to(f"{op.node.op_type}.gradient", read, gradients, **op.node.attributes)
     return dx, *weights, biases, None, *initial
 
 

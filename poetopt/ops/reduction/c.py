@@ -61,12 +61,14 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
     def code(call: Call, arguments: Arguments) -> str:
         x, y = call.input(0), call.output()
         axes, kind = _axes(call), C_TYPES[x.dtype]
-        own = strides_of(x.shape)
+        x_strides = strides_of(x.shape)
         kept = [axis for axis in range(len(x.shape)) if axis not in axes]
         outer = [x.shape[axis] for axis in kept]
-        outer_axes, outer_strides = merged(outer, {"x": tuple(own[axis] for axis in kept), "y": strides_of(outer)})
+        outer_axes, outer_strides = merged(
+            outer, {"x": tuple(x_strides[axis] for axis in kept), "y": strides_of(outer)}
+        )
         inner = sorted(axes)
-        lengths, steps = merged([x.shape[axis] for axis in inner], {"x": tuple(own[axis] for axis in inner)})
+        lengths, steps = merged([x.shape[axis] for axis in inner], {"x": tuple(x_strides[axis] for axis in inner)})
         lengths, strides = (lengths or (1,)), (steps["x"] or (0,))
         where = index(outer_strides["x"])
         *before, length = range(len(lengths))

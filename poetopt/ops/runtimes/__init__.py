@@ -48,18 +48,18 @@ def runtime(name: str) -> Runtime:
         No runtime has the name, or its entry point can't be loaded or is no runtime.
     """
     if name in RUNTIMES:
-        own: Runtime = importlib.import_module(RUNTIMES[name]).runtime
-        return own
+        builtin: Runtime = importlib.import_module(RUNTIMES[name]).runtime
+        return builtin
     from importlib.metadata import entry_points
 
     for point in entry_points(group="poetopt.runtimes"):
         if point.name == name:
-            found = imports.load(point, "runtime", DeviceError)
-            missing = [part for part in PARTS if not hasattr(found, part)]
-            called = str(getattr(found, "name", name))
+            loaded = imports.load(point, "runtime", DeviceError)
+            missing = [part for part in PARTS if not hasattr(loaded, part)]
+            called = str(getattr(loaded, "name", name))
             wrong = f"without {', '.join(missing)}" if missing else f"of the name '{called}'" if called != name else ""
             if wrong:
-                kind = type(found).__name__
+                kind = type(loaded).__name__
                 raise DeviceError(f"runtime '{name}' ({imports.origin(point)}) is a {kind} {wrong}; tell its authors")
-            return cast("Runtime", found)
+            return cast("Runtime", loaded)
     raise DeviceError(str(unknown(name)))

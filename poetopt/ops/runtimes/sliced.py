@@ -94,11 +94,11 @@ class Sliced:
 
     def shapes(self, node: Node, tensors: Mapping[str, Tensor], count: int) -> Mapping[str, Tensor]:
         """Return the tensors of a node of `each`, with the shapes that they have in a chunk of `count` steps."""
-        found = {n: tensors[n] for n in (*node.inputs, *node.outputs) if n}
-        found.update((n, self.cuts[n].slice(t, count)) for n, t in found.items() if n in self.cuts)
+        shapes = {n: tensors[n] for n in (*node.inputs, *node.outputs) if n}
+        shapes.update((n, self.cuts[n].slice(t, count)) for n, t in shapes.items() if n in self.cuts)
         if node.outputs and node.outputs[0] in self.further:
-            found = {n: as_matrix(t) for n, t in found.items()}
-        return found
+            shapes = {n: as_matrix(t) for n, t in shapes.items()}
+        return shapes
 
 
 def as_matrix(tensor: Tensor) -> Tensor:

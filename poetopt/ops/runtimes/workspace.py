@@ -65,10 +65,10 @@ def node_by_node(
             if root and root not in outside:
                 first.setdefault(root, k)
                 last[root] = k
-        still = operator.view or is_inner_view(node, group)
-        kernels.append(0 if still else runtime.kernel_bytes(node, inputs, outputs))
+        moves_nothing = operator.view or is_inner_view(node, group)
+        kernels.append(0 if moves_nothing else runtime.kernel_bytes(node, inputs, outputs))
     names = tuple(first)
-    offsets, size = _packed(
+    offsets, size = _pack_cached(
         tuple(tensors[name].nbytes for name in names),
         tuple(first[name] for name in names),
         tuple(last[name] + 1 for name in names),
@@ -76,7 +76,7 @@ def node_by_node(
     )
     at = dict(zip(names, offsets, strict=True))
     spans = [(at[name], at[name] + tensors[name].nbytes, first[name], last[name]) for name in names]
-    places = _places(kernels, spans, alignment)
+    places = _kernel_offsets(kernels, spans, alignment)
     return InnerLayout(
         storage=group,
         offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
@@ -87,7 +87,7 @@ def node_by_node(
     )
 
 
-def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
+def _kernel_offsets(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
     """Return for each node the offset at which its kernel's memory fits between the temporaries alive.
 
     `spans` are start, end, first and last node of each temporary.
@@ -102,14 +102,14 @@ def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], 
     for k, need in enumerate(kernels):
         for span in begins.get(k, ()):
             insort(alive, span)
-        places.append(_gap(alive, need, alignment) if need else 0)
+        places.append(_find_gap(alive, need, alignment) if need else 0)
         for span in ends.get(k, ()):
             del alive[bisect_left(alive, span)]
     return places
 
 
 @functools.lru_cache(maxsize=1024)
-def _packed(
+def _pack_cached(
     sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
 ) -> tuple[tuple[int, ...], int]:
     """Call `pack` once for all operators of the same shape: networks repeat equal blocks."""
@@ -154,14 +154,14 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
         return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
 
     for k, node in enumerate(operator.nodes):
-        over = runtime.in_place(node) if len(node.outputs) == 1 else ()
-        if not over:
+        overwritable = runtime.in_place(node) if len(node.outputs) == 1 else ()
+        if not overwritable:
             continue
         written = root_of(node.outputs[0])
         if written in read or first[written] != k:
             continue
         size = find(operator, node, node.outputs[0], tensors).nbytes
-        for index in over:
+        for index in overwritable:
             name = node.inputs[index] if index < len(node.inputs) else ""
             root = root_of(name)
             if not name or root in outside or last[root] != k or root == written:
@@ -175,18 +175,18 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     # a tensor that the graph lacks is reported where its size is needed
     known = [name for name in first if root_of(name) == name and name in tensors]
     temporaries = [name for name in known if name not in outside]
-    idle = [name for name in known if name in operator.outputs and _idle_at_first(name, operator, tensors)]
-    link.update(_lodgers(temporaries, idle, first, last, tensors))
+    idle = [name for name in known if name in operator.outputs and _is_idle_at_first(name, operator, tensors)]
+    link.update(_place_in_outputs(temporaries, idle, first, last, tensors))
     return {name: root_of(name) for name in link}
 
 
-def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
+def _is_idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
     """Return whether an output's bytes are in the arena and unused until it is written."""
     lies_on_old = operator.over or output in (new for _, new in operator.updates)
     return not (operator.view or lies_on_old or tensors[output].resident)
 
 
-def _lodgers(
+def _place_in_outputs(
     temporaries: Sequence[str],
     outputs: Sequence[str],
     first: Mapping[str, int],
@@ -203,7 +203,7 @@ def _lodgers(
     first, last
         The nodes that use each storage first and last.
     """
-    found: dict[str, str] = {}
+    lodging: dict[str, str] = {}
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs if name in first}
     rooms = sorted(busy, key=lambda name: tensors[name].nbytes)
     for name in sorted(temporaries, key=lambda name: -tensors[name].nbytes):
@@ -212,12 +212,12 @@ def _lodgers(
             fits = tensors[name].nbytes <= tensors[output].nbytes and end < first[output]
             if fits and all(end < begin or stop < start for begin, stop in busy[output]):
                 busy[output].append((start, end))
-                found[name] = output
+                lodging[name] = output
                 break
-    return found
+    return lodging
 
 
-def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
+def _find_gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
     place = 0
     for start, end in alive:
         if start - place >= need:

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 def names_of(operator: Operator) -> tuple[str, ...]:
     """Return all tensors of an operator, each once, in the order of their first mention."""
-    found = dict.fromkeys((*operator.inputs, *operator.outputs, *(n for pair in operator.updates for n in pair)))
+    names = dict.fromkeys((*operator.inputs, *operator.outputs, *(n for pair in operator.updates for n in pair)))
     for node in (*operator.nodes, *(whole.node for whole in operator.whole)):
-        found.update(dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name))
-    return tuple(found)
+        names.update(dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name))
+    return tuple(names)
 
 
 def outline(
@@ -49,14 +49,14 @@ def outline(
         return tuple(place[name] if name else -1 for name in of)
 
     def node_outline(node: Node) -> Hashable:
-        attributes = tuple((name, _frozen(value)) for name, value in sorted(node.attributes.items()))
+        attributes = tuple((name, _freeze(value)) for name, value in sorted(node.attributes.items()))
         return node.domain, node.op_type, places(node.inputs), places(node.outputs), attributes
 
     def tensor_outline(name: str) -> Hashable:
         tensor = tensors.get(name)
         value = (values or {}).get(name)
         # kernels may look at the bytes of a small constant: axes, shapes, pads
-        known = None if value is None or value.nbytes > 4096 else _frozen(value)
+        known = None if value is None or value.nbytes > 4096 else _freeze(value)
         shape = None if tensor is None else (tensor.shape, tensor.dtype, tensor.role)
         return shape, *(name in names for names in marked), value is None, known
 
@@ -72,11 +72,11 @@ def outline(
     )
 
 
-def _frozen(value: object) -> Hashable:
+def _freeze(value: object) -> Hashable:
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze, value))
     return value if isinstance(value, Hashable) else repr(value)
 
 
@@ -86,7 +86,9 @@ DIGITS = 6
 """Decimal digits of the cost that a variant saves."""
 
 
-def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[StreamCandidate]:
+def worth(
+    candidates: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]
+) -> list[StreamCandidate]:
     """Return at most MOST candidates, by workspace: the one with the least RAM, then those that save most traffic.
 
     The saving of a variant is a mean over levels of RAM, in logarithms, and over cases. In the usual case each tensor
@@ -101,47 +103,49 @@ def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: It
         Tensors that lie on storage at the beginning: parameters, optimizer states.
     """
     sets: dict[tuple[str, ...], list[StreamCandidate]] = {}
-    for one in found:
-        sets.setdefault(one.streamed, []).append(one)
-    ways = list(chain(*map(_front, sets.values())))
-    if not ways:
+    for candidate in candidates:
+        sets.setdefault(candidate.streamed, []).append(candidate)
+    variants = list(chain(*map(_pareto_front, sets.values())))
+    if not variants:
         return []
-    ram, price = _figures(ways, sizes, frozenset(stored))
+    ram, price = _candidate_figures(variants, sizes, frozenset(stored))
     least = int(ram.min())
     # variants are compared at 48 levels of RAM, from the least of any variant to all operands whole
     levels = np.geomspace(least, max(sum(sizes.values()), least + 1), 48)
     fits = ram[:, None] <= levels * (1 + 1e-9)
-    cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(ways), -1)
-    first = min(range(len(ways)), key=lambda k: (int(ram[k]), ways[k].traffic, ways[k]))
-    return sorted((ways[k] for k in _sparing(cost, first)), key=lambda way: (way.workspace_bytes, way))
+    cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(variants), -1)
+    first = min(range(len(variants)), key=lambda k: (int(ram[k]), variants[k].traffic, variants[k]))
+    return sorted((variants[k] for k in _greedy_cover(cost, first)), key=lambda way: (way.workspace_bytes, way))
 
 
-def _front(ways: Iterable[StreamCandidate]) -> list[StreamCandidate]:
+def _pareto_front(candidates: Iterable[StreamCandidate]) -> list[StreamCandidate]:
     """Return the Pareto front of workspace and traffic; the candidate with the least workspace is first."""
     kept: list[StreamCandidate] = []
-    for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.traffic, way)):
-        if not kept or way.traffic < kept[-1].traffic:
-            kept.append(way)
+    for candidate in sorted(
+        candidates, key=lambda candidate: (candidate.workspace_bytes, candidate.traffic, candidate)
+    ):
+        if not kept or candidate.traffic < kept[-1].traffic:
+            kept.append(candidate)
     return kept
 
 
-def _figures(
-    ways: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
+def _candidate_figures(
+    candidates: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the RAM of each candidate, and the weighted logarithm of the bytes that it moves in each case."""
     names, each = list(sizes), np.array(list(sizes.values()))
-    whole = ~np.array([[name in way.streamed for name in names] for way in ways])
-    ram = np.array([way.workspace_bytes for way in ways]) + whole @ each
+    whole = ~np.array([[name in candidate.streamed for name in names] for candidate in candidates])
+    ram = np.array([candidate.workspace_bytes for candidate in candidates]) + whole @ each
     usual = np.array([name in stored for name in names])
     cases = np.array([usual, *(usual ^ other for other in np.eye(len(names), dtype=bool))])
-    moved = np.array([way.traffic for way in ways])[:, None] + whole @ (cases * (each + READ_BYTES)).T
+    moved = np.array([candidate.traffic for candidate in candidates])[:, None] + whole @ (cases * (each + READ_BYTES)).T
     # the usual case weighs as much as all others together, three times
     weights = np.array([3.0, *(1 / len(names) for _ in names)])
     # differences in traffic below an eighth of an operator's bytes hardly count
     return ram, np.log(1 / 8 * each.sum() + moved) * weights
 
 
-def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
+def _greedy_cover(cost: NDArray[np.float64], first: int) -> list[int]:
     """Choose `first` and up to MOST - 1 more rows, so that the sum of the columns' minima is small.
 
     Rows are added greedily. Then each is exchanged for another if that is better. Sums are rounded, so that they are
@@ -168,12 +172,12 @@ def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
     return kept
 
 
-_chosen: dict[Hashable, tuple[StreamCandidate, ...]] = {}
+_kept_candidates: dict[Hashable, tuple[StreamCandidate, ...]] = {}
 """The candidates that are kept for equal operators; tensors are numbers."""
 
 
-def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
-    return way._replace(streamed=tuple(names[name] for name in way.streamed))
+def _rename_streamed(candidate: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
+    return candidate._replace(streamed=tuple(names[name] for name in candidate.streamed))
 
 
 class _CRuntime(Runtime):
@@ -231,17 +235,19 @@ class _CRuntime(Runtime):
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable or listed:
             block = windows.block_bytes(block_bytes)
-            ways = StreamWays(operator, tensors, alignment, movable=movable, listed=listed, values=values, block=block)
+            generator = StreamWays(
+                operator, tensors, alignment, movable=movable, listed=listed, values=values, block=block
+            )
             names = names_of(operator)
             numbers = {name: f"{k:04}" for k, name in enumerate(names)}
-            key = block, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)
-            if key not in _chosen:
+            key = block, alignment, generator.kernels, outline(operator, tensors, values, movable, listed)
+            if key not in _kept_candidates:
                 sizes = {numbers[name]: tensors[name].nbytes for name in (*movable, *listed)}
                 stored = [numbers[name] for name in (*movable, *listed) if tensors[name].role in STORED]
-                numbered = (_renamed(way, numbers) for way in ways.candidates())
-                _chosen[key] = tuple(worth(numbered, sizes, stored))
+                numbered = (_rename_streamed(candidate, numbers) for candidate in generator.candidates())
+                _kept_candidates[key] = tuple(worth(numbered, sizes, stored))
             named = dict(zip(numbers.values(), names, strict=True))
-            yield from (ways.variant(_renamed(way, named)) for way in _chosen[key])
+            yield from (generator.variant(_rename_streamed(candidate, named)) for candidate in _kept_candidates[key])
 
     def reserve_bytes(self, kernels: int) -> int:
         """Return the bytes that kernels allocate, which is 0 for poetopt's own."""
@@ -249,7 +255,7 @@ class _CRuntime(Runtime):
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
         """Return a note on the ops without a kernel."""
-        found: dict[str, None] = {}
+        reasons: dict[str, None] = {}
         for operator in graph.operators:
             ran = as_run(operator, graph.tensors)
             for node in () if operator.view else ran.nodes:
@@ -257,14 +263,14 @@ class _CRuntime(Runtime):
                     None if node.op_type in VIEW_OPS and not node.domain else reason(call_of(ran, node, graph.tensors))
                 )
                 if why:
-                    found[why] = None
-        shown = list(found)
-        if not shown:
+                    reasons[why] = None
+        texts = list(reasons)
+        if not texts:
             return ()
-        more = f", and {len(shown) - 4} more" if len(shown) > 4 else ""
+        more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
         return (
             "the runtime c lacks kernels for this network, so that no C can be emitted for its plans: "
-            f"{'; '.join(shown[:4])}{more}; plan with the runtime onnxruntime",
+            f"{'; '.join(texts[:4])}{more}; plan with the runtime onnxruntime",
         )
 
 

@@ -64,8 +64,8 @@ def along(
         return code(cut_call, arguments) if begun is None else begun(cut_call, arguments, chunk.begin[OUTER])
 
     operand_slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
-    made = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
-    return (made,)
+    tiling = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
+    return (tiling,)
 
 
 def _merged(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None, ...]:
@@ -106,22 +106,22 @@ def flat(code: Code, call: Call) -> tuple[Tiling, ...]:
         ins = tuple(t if t is None or t.size == count else replace(t, shape=()) for t in ins)
         return code(replace(call, inputs=ins, outputs=outs), arguments_of(chunk))
 
-    made = Tiling(Loop(y.size), None, tuple(map(cut, call.inputs)), tuple(map(cut, call.outputs)), one, fixed=True)
-    return (made,)
+    tiling = Tiling(Loop(y.size), None, tuple(map(cut, call.inputs)), tuple(map(cut, call.outputs)), one, fixed=True)
+    return (tiling,)
 
 
 def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
     """Return the tilings of an element-wise op: of any length, or along each axis of the result."""
     y = call.output()
-    found = list(flat(code, call))
+    tilings = list(flat(code, call))
     for axis, extent in enumerate(y.shape):
         if extent > 1:
             inputs = [aligned(t, axis, len(y.shape)) for t in call.inputs]
             outputs = [axis] * len(call.outputs)
-            found += along(code, call, inputs, outputs)
+            tilings += along(code, call, inputs, outputs)
             if any(step > 1 for step in y.shape[:axis]) and all(_merges(t, axis, y) for t in call.inputs):
-                found += along(code, call, inputs, outputs, merged=True)
-    return tuple(found)
+                tilings += along(code, call, inputs, outputs, merged=True)
+    return tuple(tilings)
 
 
 def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
@@ -134,8 +134,8 @@ def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
 
 def aligned(tensor: Tensor | None, axis: int, rank: int) -> int | None:
     """Return the axis of an operand that matches `axis` of a result of `rank` axes; None if it is broadcast there."""
-    own = axis - (rank - len(tensor.shape)) if tensor is not None else -1
-    return own if tensor is not None and own >= 0 and tensor.shape[own] > 1 else None
+    own_axis = axis - (rank - len(tensor.shape)) if tensor is not None else -1
+    return own_axis if tensor is not None and own_axis >= 0 and tensor.shape[own_axis] > 1 else None
 
 
 def by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
@@ -148,12 +148,12 @@ def by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[
             return ()
         inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
         axes = [axis if k < outputs else None for k in range(len(call.outputs))]
-        found = along(code, call, inputs, axes, merged=True)
+        result = along(code, call, inputs, axes, merged=True)
         first = leading(shape, axis)
         if first is not None:  # the cut that a product of matrices before it may have
             inputs, axes = ([a if a is None else first for a in of] for of in (inputs, axes))
-            found += along(code, call, inputs, axes, merged=True)
-        return found
+            result += along(code, call, inputs, axes, merged=True)
+        return result
 
     return tilings
 

@@ -147,9 +147,9 @@ def strides_of(shape: Sequence[int]) -> Strides:
 
 def broadcast_strides(shape: Sequence[int], to: Sequence[int]) -> Strides:
     """Return the strides of a dense tensor of `shape` along the axes of `to`: 0 where it is broadcast."""
-    own = strides_of(shape)
+    dense = strides_of(shape)
     extra = len(to) - len(shape)
-    return (0,) * extra + tuple(0 if length == 1 else step for length, step in zip(shape, own, strict=True))
+    return (0,) * extra + tuple(0 if length == 1 else step for length, step in zip(shape, dense, strict=True))
 
 
 def merged(shape: Sequence[int], operands: Mapping[str, Strides]) -> tuple[tuple[int, ...], dict[str, Strides]]:
@@ -251,10 +251,10 @@ def real(call: Call) -> str | None:
 
 def operands(call: Call, arguments: Arguments) -> list[str]:
     """Return the declarations of the present inputs a, b, c, ... and of output y."""
-    found = [
+    declarations = [
         read("abcdefgh"[k], tensor, arguments.inputs[k]) for k, tensor in enumerate(call.inputs) if tensor is not None
     ]
-    return [*found, written("y", call.output(), arguments.outputs[0])]
+    return [*declarations, written("y", call.output(), arguments.outputs[0])]
 
 
 def known_types(call: Call) -> str | None:
@@ -269,5 +269,5 @@ def filled(y: Tensor, target: str, value: str) -> str:
 
 def two(values: Sequence[int], filler: int) -> tuple[int, int]:
     """Return the numbers of one axis or two as those of two axes: a line is a plane of height one."""
-    found = (*(filler,) * (2 - len(values)), *values)
-    return found[0], found[1]
+    padded = (*(filler,) * (2 - len(values)), *values)
+    return padded[0], padded[1]

@@ -63,30 +63,30 @@ def kernels() -> Mapping[Op, Kernel]:
     DeviceError
         An entry point can't be loaded, or is no kernel.
     """
-    found: dict[Op, Kernel] = {}
+    by_op: dict[Op, Kernel] = {}
     for module in KERNELS:
         for kernel in importlib.import_module(f"poetopt.ops.{module}").KERNELS:
             op = kernel.domain, kernel.op_type
-            if op in found:
+            if op in by_op:
                 raise ValueError(f"two kernels for {op}")
-            found[op] = kernel
-    for point in _points():
-        found.update(((kernel.domain, kernel.op_type), kernel) for kernel in _registered(point))
-    return found
+            by_op[op] = kernel
+    for point in _entry_points():
+        by_op.update(((kernel.domain, kernel.op_type), kernel) for kernel in _load_kernels(point))
+    return by_op
 
 
 @cache
-def version(own: str) -> str:
+def version(own_version: str) -> str:
     """Return `own` and the packages of other kernels with their versions."""
-    others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _points()})
-    return "+".join((own, *others))
+    others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _entry_points()})
+    return "+".join((own_version, *others))
 
 
-def _points() -> list[EntryPoint]:
+def _entry_points() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda point: point.name)
 
 
-def _registered(point: EntryPoint) -> Iterator[Kernel]:
+def _load_kernels(point: EntryPoint) -> Iterator[Kernel]:
     held = imports.load(point, "kernel", DeviceError)
     for kernel in held if isinstance(held, (list, tuple)) else (held,):
         if not isinstance(kernel, Kernel):
@@ -139,10 +139,10 @@ def steps(
         If no kernel runs a node, with the reason.
     """
     ran = as_run(operator, tensors)
-    found = placed(ran, tensors, alignment)
-    made: list[KernelStep] = []
+    inner = placed(ran, tensors, alignment)
+    result: list[KernelStep] = []
     for k, node in enumerate(ran.nodes):
-        if operator.view or is_inner_view(node, found.storage):
+        if operator.view or is_inner_view(node, inner.storage):
             continue
         call = replace(call_of(ran, node, tensors), values={} if values is None else values)
         kernel = kernel_for(node)
@@ -152,8 +152,8 @@ def steps(
                 f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
                 f"run it: {why}; plan with the runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
             )
-        made.append(KernelStep(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
-    return tuple(made)
+        result.append(KernelStep(call, kernel, inner.kernel_offsets[k], inner.kernel_bytes[k]))
+    return tuple(result)
 
 
 def check_runs(graph: TrainingGraph) -> None:
@@ -170,12 +170,12 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
     scratch at the first node of the step.
     """
     ran = as_run(operator, tensors)
-    found = placed(ran, tensors, alignment)
-    places = dict(zip((run.first for run in _runs(operator, tensors)), found.kernel_offsets, strict=True))
+    inner = placed(ran, tensors, alignment)
+    places = dict(zip((run.first for run in _runs(operator, tensors)), inner.kernel_offsets, strict=True))
     count = len(operator.nodes)
     return replace(
-        found,
-        temporaries_bytes=found.total_bytes,
+        inner,
+        temporaries_bytes=inner.total_bytes,
         kernel_bytes=(0,) * count,
         kernel_offsets=tuple(places.get(k, 0) for k in range(count)),
         kept_bytes=sum(_kept_bytes(call_of(ran, node, tensors)) for node in ran.nodes),
@@ -203,43 +203,47 @@ def call_of(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> Ca
     return Call(node, inputs, outputs)
 
 
-def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> bool:
+def _is_accepted(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> bool:
     return reason(call_of(operator, node, tensors)) is None
 
 
 def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
     """Return the nodes that are run, each with the range of nodes that it replaces."""
     whole = {run.first: run for run in operator.whole}
-    found: list[Whole] = []
+    runs: list[Whole] = []
     k = 0
     while k < len(operator.nodes):
         run = whole.get(k)
-        if run is None or not _taken(operator, run.node, tensors):
+        if run is None or not _is_accepted(operator, run.node, tensors):
             run = Whole(k, 1, operator.nodes[k])
         k += run.count
-        both = _with_update(found[-1], run, operator) if found else None
-        if both is not None and _taken(operator, both.node, tensors):
-            found[-1] = both
+        both = _fuse_update(runs[-1], run, operator) if runs else None
+        if both is not None and _is_accepted(operator, both.node, tensors):
+            runs[-1] = both
         else:
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs
 
 
-def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
+def _fuse_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
     """Fuse a gradient and the update that alone reads it; operands are the gradient's, the parameter, scalars."""
-    made, by = run.node, update.node
-    if by.domain != OWN_DOMAIN or not by.op_type.endswith(UPDATE) or made.outputs != by.inputs[1:2]:
+    gradient, updating = run.node, update.node
+    if (
+        updating.domain != OWN_DOMAIN
+        or not updating.op_type.endswith(UPDATE)
+        or gradient.outputs != updating.inputs[1:2]
+    ):
         return None
     nodes = (*operator.nodes[: run.first], *operator.nodes[update.first + update.count :])
-    if made.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
+    if gradient.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
         return None
     node = Node(
-        f"{made.op_type}+{by.op_type}",
-        (*made.inputs, by.inputs[0], *by.inputs[2:]),
-        by.outputs,
-        made.attributes,
+        f"{gradient.op_type}+{updating.op_type}",
+        (*gradient.inputs, updating.inputs[0], *updating.inputs[2:]),
+        updating.outputs,
+        gradient.attributes,
         OWN_DOMAIN,
-        by.name,
+        updating.name,
     )
     return Whole(run.first, run.count + update.count, node)
 
@@ -262,6 +266,6 @@ class _Scratch:
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
         """Return the scratch of a node's kernel."""
         kernel = kernel_for(node)
-        there = iter(outputs)
-        call = Call(node, tuple(inputs), tuple(next(there) if name else None for name in node.outputs))
+        present = iter(outputs)
+        call = Call(node, tuple(inputs), tuple(next(present) if name else None for name in node.outputs))
         return 0 if kernel is None or kernel.refuses(call) else kernel.scratch_bytes(call)

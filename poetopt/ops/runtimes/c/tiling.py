@@ -293,37 +293,39 @@ class LetterWays:
         """Return the loop over an axis; None for ""."""
         if not letter:
             return None
-        return Loop(self.sizes[letter], self.multiples.get(letter, 1), PART - 1 if self._pieces(letter) else 0)
+        return Loop(
+            self.sizes[letter], self.multiples.get(letter, 1), PART - 1 if self._has_short_chunks(letter) else 0
+        )
 
-    def _pieces(self, letter: str) -> bool:
+    def _has_short_chunks(self, letter: str) -> bool:
         return self.fine and letter == self.summed
 
     def tilings(
         self, pairs: Sequence[tuple[str, str]], code: Callable[[LetterWays, tuple[str, str], Call, Chunk], str]
     ) -> tuple[Tiling, ...]:
         """Return the tilings by `pairs` (outer, inner; "" for none) that cut an operand and write each output once."""
-        found: list[Tiling] = []
+        result: list[Tiling] = []
         for loops in pairs:
             if any(letter and self.sizes[letter] <= self.multiples.get(letter, 1) for letter in loops):
                 continue
             ins = tuple(self.slice(letters, loops) for letters in self.inputs)
             outs = tuple(self.slice(letters, loops) for letters in self.outputs)
-            again = loops[OUTER] and any(s is not None and s.level == INNER for s in outs)
-            if not again and any((*ins, *outs)):
+            rewrites = loops[OUTER] and any(s is not None and s.level == INNER for s in outs)
+            if not rewrites and any((*ins, *outs)):
 
                 def one(call: Call, chunk: Chunk, loops: tuple[str, str] = loops) -> str:
                     return code(self, loops, call, chunk)
 
                 def part_bytes(outer: int, loops: tuple[str, str] = loops) -> int:
-                    buffers = self.buffers + (self._pieces(loops[INNER]) and not self.alone)
+                    buffers = self.buffers + (self._has_short_chunks(loops[INNER]) and not self.alone)
                     letters = self.outputs[0] or ""
                     return (
                         ELEMENT_BYTES * buffers * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
                     )
 
                 loop = self.loop(loops[OUTER]), self.loop(loops[INNER])
-                found.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
-        return tuple(found)
+                result.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
+        return tuple(result)
 
     def count(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:
         """Return the number of steps of an axis in a chunk, in C."""
@@ -335,12 +337,12 @@ class LetterWays:
 
     def operand(self, letters: str, part: Part, loops: tuple[str, str], chunk: Chunk) -> tuple[str, dict[str, str]]:
         """Return a chunk's address as a C expression of a float pointer, and the elements between steps by axis."""
-        own = self.slice(letters, loops)
+        own_slice = self.slice(letters, loops)
         cut = next((place for place, letter in enumerate(letters) if letter in loops), -1)
         apart: dict[str, str] = {}
         for place, letter in enumerate(letters):
             inner = prod(self.sizes[other] for other in letters[place + 1 :])
-            before_cut = own is not None and own.pieces > 1 and place < cut
+            before_cut = own_slice is not None and own_slice.pieces > 1 and place < cut
             if before_cut:
                 between = prod(self.sizes[other] for other in letters[place + 1 : cut])
                 apart[letter] = part.apart if between == 1 else f"{between} * ({part.apart})"

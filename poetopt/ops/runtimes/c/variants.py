@@ -53,19 +53,19 @@ class _StepLoop:
 
     def loop(self, level: int) -> Loop:
         """Return the outer or the inner loop, which must exist."""
-        found = (self.outer, self.inner)[level]
-        assert found is not None
-        return found
+        loop = (self.outer, self.inner)[level]
+        assert loop is not None
+        return loop
 
     def chunked(self, tensors: Mapping[str, Tensor], names: Sequence[str], outer: int) -> Mapping[str, Tensor]:
         """Return `tensors` with those of `names` as large as a chunk of the outer loop."""
-        found = dict(tensors)
+        cut = dict(tensors)
         for name in names:
-            taken = self.slices[name]
-            nbytes = taken.unit_bytes * taken.pieces * outer
+            one = self.slices[name]
+            nbytes = one.unit_bytes * one.pieces * outer
             width = tensors[name].nbytes // max(1, tensors[name].size)
-            found[name] = replace(tensors[name], shape=(nbytes // width,))
-        return found
+            cut[name] = replace(tensors[name], shape=(nbytes // width,))
+        return cut
 
 
 def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop]:
@@ -76,35 +76,35 @@ def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop
     options = [step.kernel.tilings(step.call) for step in steps]
     for first in options[0]:
         if first.outer is None:
-            found = _joined(steps[:1], [first], same)
-            if found is not None and _ends(found, steps, 1, operator, same):
-                yield found
+            loop = _join_tilings(steps[:1], [first], same)
+            if loop is not None and _can_finish(loop, steps, 1, operator, same):
+                yield loop
             continue
-        for chosen in _chains([first], options, steps, same):
-            found = _joined(steps, chosen, same)
-            if found is not None and _ends(found, steps, len(chosen), operator, same):
-                yield found
+        for tilings in _tiling_chains([first], options, steps, same):
+            loop = _join_tilings(steps, tilings, same)
+            if loop is not None and _can_finish(loop, steps, len(tilings), operator, same):
+                yield loop
                 break  # the longest chain comes first
 
 
-def _chains(
-    chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
+def _tiling_chains(
+    prefix: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
 ) -> Iterator[list[Tiling]]:
     """Yield lists of tilings of consecutive steps that agree, the longest first."""
-    if len(chosen) < len(options):
-        for option in options[len(chosen)]:
-            longer = [*chosen, option]
-            if option.inner is None and _joined(steps, longer, same) is not None:
-                yield from _chains(longer, options, steps, same)
-    yield chosen
+    if len(prefix) < len(options):
+        for option in options[len(prefix)]:
+            longer = [*prefix, option]
+            if option.inner is None and _join_tilings(steps, longer, same) is not None:
+                yield from _tiling_chains(longer, options, steps, same)
+    yield prefix
 
 
-def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
+def _join_tilings(steps: Sequence[KernelStep], tilings: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
     """Return the loop of these tilings; None if two of them need different chunks of a tensor."""
     slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
-    outer, inner = chosen[0].outer, chosen[0].inner
-    for step, tiling in zip(steps, chosen, strict=False):
+    outer, inner = tilings[0].outer, tilings[0].inner
+    for step, tiling in zip(steps, tilings, strict=False):
         if (tiling.outer is None) != (outer is None):
             return None
         if tiling.outer is not None and outer is not None:
@@ -112,18 +112,18 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
                 return None
             outer = Loop(outer.extent, lcm(outer.multiple, tiling.outer.multiple))
         operands = zip((*step.call.inputs, *step.call.outputs), (*tiling.inputs, *tiling.outputs), strict=True)
-        for tensor, taken in operands:
+        for tensor, one in operands:
             if tensor is None:
                 continue
             name = same.get(tensor.name, tensor.name)
-            if taken is None:
+            if one is None:
                 whole.add(name)
-            elif slices.setdefault(name, taken) != taken:
+            elif slices.setdefault(name, one) != one:
                 return None
-    return None if whole & set(slices) else _StepLoop(tuple(chosen), slices, outer, inner)
+    return None if whole & set(slices) else _StepLoop(tuple(tilings), slices, outer, inner)
 
 
-def _ends(
+def _can_finish(
     form: _StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]
 ) -> bool:
     """Return whether the steps behind the loop read no tensor that exists only in chunks."""
@@ -229,20 +229,20 @@ class StreamWays:
             except UnsupportedOpError:
                 run = ()
         self.kernels = tuple(step.kernel for step in run)
-        found = forms(as_run(operator, tensors), run)
-        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed, block) for form in found]
+        loops = forms(as_run(operator, tensors), run)
+        self.forms = [_LoopVariants(operator, tensors, alignment, run, form, movable, listed, block) for form in loops]
 
     def candidates(self) -> Iterator[StreamCandidate]:
         """Yield all candidates with their figures."""
         for number, form in enumerate(self.forms):
             yield from form.candidates(number)
 
-    def variant(self, found: StreamCandidate) -> RuntimeVariant:
+    def variant(self, candidate: StreamCandidate) -> RuntimeVariant:
         """Return the variant of a candidate, with all figures."""
-        return self.forms[found.form].variant(found)
+        return self.forms[candidate.form].variant(candidate)
 
 
-class _OfForm:
+class _LoopVariants:
     """The variants with one loop."""
 
     def __init__(
@@ -285,8 +285,8 @@ class _OfForm:
         # of the tensors that aren't updated, only the largest four are streamed
         others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:4]
         others = [n for n in (*inputs, *outputs) if n in others]
-        chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
-        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
+        subsets = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
+        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in subsets if count or some]
 
     def candidates(self, number: int) -> Iterator[StreamCandidate]:
         """Yield each set with each pair of chunk sizes."""
@@ -296,15 +296,15 @@ class _OfForm:
         must = {n for n, s in form.slices.items() if s.picks or (cut and s.pieces > 1 and s.rows is None)}
         must -= {*self.temporaries, *self.old}
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
-        chosen = [streamed for streamed in sets if must <= set(streamed)]
-        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]
+        allowed = [streamed for streamed in sets if must <= set(streamed)]
+        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in allowed]
         for outer, inner in self.chunks(names):
             begin = self.layout(outer).total_bytes
             scratch = max(tiling.scratch_bytes(outer) for tiling in form.tilings)
-            taken = {n: self.traffic(n, outer, inner) for n in names}
-            room = {n: _aligned(t.buffer_bytes) for n, t in taken.items() if t is not None}
-            cost = {n: _cost(t) for n, t in taken.items() if t is not None}
-            for streamed, spared in zip(chosen, saved, strict=True):
+            traffics = {n: self.traffic(n, outer, inner) for n in names}
+            room = {n: _aligned(t.buffer_bytes) for n, t in traffics.items() if t is not None}
+            cost = {n: _transfer_cost(t) for n, t in traffics.items() if t is not None}
+            for streamed, spared in zip(allowed, saved, strict=True):
                 if all(n in room for n in streamed):
                     workspace = _aligned(begin) + sum(room[n] for n in streamed) + scratch
                     if workspace < spared + plain:
@@ -313,7 +313,7 @@ class _OfForm:
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
         """Yield sizes of chunks that make more than one chunk, unless steps are read one by one anyway."""
         form = self.form
-        picks = any(taken.picks for taken in form.slices.values())
+        picks = any(one.picks for one in form.slices.values())
         sizes: list[list[int]] = []
         for level, loop in enumerate((form.outer, form.inner)):
             if loop is None:
@@ -321,15 +321,15 @@ class _OfForm:
                 continue
             multiples = {loop.multiple}
             for name in names:
-                taken = form.slices[name]
-                if name in self.listed and not taken.picks:
+                one = form.slices[name]
+                if name in self.listed and not one.picks:
                     multiples.add(lcm(loop.multiple, loop.extent // self.tensors[name].shape[0]))
-                if taken.level == level and taken.pieces > 1 and taken.rows is None:
-                    whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
+                if one.level == level and one.pieces > 1 and one.rows is None:
+                    whole = windows.piece_multiple(self.block, loop.extent, one.unit_bytes)
                     multiples.add(lcm(loop.multiple, whole or 1))
             # with two loops, fewer numbers of chunks are tried
             counts = COUNTS if form.outer is None or form.inner is None else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-            sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
+            sizes.append(_chunk_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
             for inner in sizes[1]:
                 whole_outer = form.outer is None or outer >= form.outer.extent
@@ -351,32 +351,34 @@ class _OfForm:
     def traffic(self, name: str, outer: int, inner: int) -> windows.Traffic | None:
         """Return the transfers and the buffer of a streamed tensor; None if its pieces aren't whole blocks."""
         form = self.form
-        taken = form.slices[name]
-        extent = form.loop(taken.level).extent
-        chunk = (outer, inner)[taken.level]
-        made = name in self.operator.outputs and name not in self.operator.inputs
-        does = not made, made or name in self.old.values()
+        one = form.slices[name]
+        extent = form.loop(one.level).extent
+        chunk = (outer, inner)[one.level]
+        is_output = name in self.operator.outputs and name not in self.operator.inputs
+        directions = not is_output, is_output or name in self.old.values()
         if name in self.rounds:
             return windows.visits(
-                self.block, self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does
+                self.block, self.tensors[name].nbytes, one.unit_bytes, self.rounds[name], chunk, *directions
             )
         passes = 1
-        if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
+        if one.level == INNER and form.outer is not None and (inner < extent or one.pieces > 1):
             passes = -(-form.outer.extent // outer)
-        if taken.picks:
-            return windows.picked(self.block, self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
+        if one.picks:
+            return windows.picked(self.block, self.tensors[name].nbytes, one.unit_bytes, one.picks, *directions)
         if name in self.listed:
             count = self.tensors[name].shape[0]
             steps = extent // count
             whole = chunk % steps == 0
-            return windows.steps(self.block, taken.unit_bytes * steps, count, chunk // steps, *does) if whole else None
-        if taken.rows is not None or taken.pieces == 1:
-            rows = taken.rows or Rows(extent)
-            return windows.rows(self.block, rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
-        multiple = windows.piece_multiple(self.block, extent, taken.unit_bytes)
+            return (
+                windows.steps(self.block, one.unit_bytes * steps, count, chunk // steps, *directions) if whole else None
+            )
+        if one.rows is not None or one.pieces == 1:
+            rows = one.rows or Rows(extent)
+            return windows.rows(self.block, rows, one.unit_bytes, one.pieces, extent, chunk, passes, *directions)
+        multiple = windows.piece_multiple(self.block, extent, one.unit_bytes)
         if not multiple or (chunk % multiple and chunk < extent):
             return None
-        return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+        return windows.pieces(extent, one.unit_bytes, one.pieces, chunk, passes, *directions)
 
     @cached_property
     def rounds(self) -> Mapping[str, windows.Visits]:
@@ -385,53 +387,55 @@ class _OfForm:
         if not rounds:
             return {}
         same = inner_storage(self.ran)
-        found: dict[str, windows.Visits] = {}
+        by_name: dict[str, windows.Visits] = {}
         for name in self.form.slices:
             inputs, outputs = (
                 [k for k, t in enumerate(of) if t is not None and same.get(t.name, t.name) == name]
                 for of in (call.inputs, call.outputs)
             )
             turns = [(one.times, one.sweeps(inputs, outputs)) for one in rounds]
-            found[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
-        return {name: visits for name, visits in found.items() if visits}
+            by_name[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
+        return {name: by_name for name, by_name in by_name.items() if by_name}
 
     def by_rows(self, name: str) -> bool:
         """Return whether chunks can be rows of a table, or its rows are read one by one."""
-        taken, tensor = self.form.slices[name], self.tensors[name]
-        if taken.picks:
-            return taken.unit_bytes * tensor.shape[0] == tensor.nbytes
-        extent = self.form.loop(taken.level).extent
-        return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
+        one, tensor = self.form.slices[name], self.tensors[name]
+        if one.picks:
+            return one.unit_bytes * tensor.shape[0] == tensor.nbytes
+        extent = self.form.loop(one.level).extent
+        return one.level == OUTER and one.pieces == 1 and one.rows is None and extent % tensor.shape[0] == 0
 
-    def variant(self, found: StreamCandidate) -> RuntimeVariant:
+    def variant(self, candidate: StreamCandidate) -> RuntimeVariant:
         """Return the variant of a candidate with its figures."""
-        layout = self.layout(found.outer)
+        layout = self.layout(candidate.outer)
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
         reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
         offsets: list[int] = []
         pitches: list[int] = []
         end = _aligned(layout.total_bytes)
-        for n in found.streamed:
-            traffic = self.traffic(n, found.outer, found.inner)
+        for n in candidate.streamed:
+            traffic = self.traffic(n, candidate.outer, candidate.inner)
             assert traffic is not None
-            taken = self.form.slices[n]
-            own = taken.rows is not None and taken.pieces > 1
-            pitches.append(traffic.buffer_bytes // taken.pieces if own else 0)
+            one = self.form.slices[n]
+            has_windows = one.rows is not None and one.pieces > 1
+            pitches.append(traffic.buffer_bytes // one.pieces if has_windows else 0)
             offsets.append(end)
             end += _aligned(traffic.buffer_bytes)
             reads.update(traffic.reads)
             reads_of[n] = tuple(sorted(traffic.reads.items()))
             writes.update(traffic.writes)
         places = tuple(offsets), tuple(pitches)
-        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end, self.block)
-        end = found.workspace_bytes
+        detail = Streamed(
+            self.form, candidate.outer, candidate.inner, candidate.streamed, *places, layout, end, self.block
+        )
+        end = candidate.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
         return RuntimeVariant(
-            f"{found.form}.{found.outer}.{found.inner}." + ".".join(found.streamed),
+            f"{candidate.form}.{candidate.outer}.{candidate.inner}." + ".".join(candidate.streamed),
             whole,
-            tuple(n for n in found.streamed if n in self.operator.inputs),
-            tuple(n for n in found.streamed if n not in self.operator.inputs),
+            tuple(n for n in candidate.streamed if n in self.operator.inputs),
+            tuple(n for n in candidate.streamed if n not in self.operator.inputs),
             tuple(sorted(reads.items())),
             tuple(sorted(writes.items())),
             detail,
@@ -439,7 +443,7 @@ class _OfForm:
         )
 
 
-def _cost(traffic: windows.Traffic) -> int:
+def _transfer_cost(traffic: windows.Traffic) -> int:
     reads = sum(count * (nbytes + READ_BYTES) for nbytes, count in traffic.reads.items())
     return reads + sum(count * (nbytes + WRITE_BYTES) for nbytes, count in traffic.writes.items())
 
@@ -448,11 +452,11 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
+def _chunk_sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
     """Return sizes of chunks in a geometric range, largest first, each once."""
-    found: dict[int, None] = {}
+    sizes: dict[int, None] = {}
     for multiple in sorted(multiples):
         units = -(-extent // multiple)
         tried = (*counts, units) if units <= counts[-1] else counts
-        found.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
-    return sorted((size for size in found if not most or size <= most), reverse=True)
+        sizes.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
+    return sorted((size for size in sizes if not most or size <= most), reverse=True)

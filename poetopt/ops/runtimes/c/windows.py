@@ -39,17 +39,17 @@ class Traffic:
 
 @lru_cache(maxsize=65536)
 def rows(
-    block: int, taken: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
+    block: int, covered: Rows, unit: int, count: int, extent: int, chunk: int, passes: int, reads: bool, writes: bool
 ) -> Traffic | None:
     """Return the traffic of the rows that chunks of `chunk` of `extent` steps cover.
 
     The rows lie in `count` pieces, each with its own window. None if a piece isn't whole blocks.
     """
-    total = taken.extent * unit
+    total = covered.extent * unit
     if count > 1 and total % block:
         return None
-    spans = [taken.span(at, min(extent, at + chunk)) for at in range(0, extent, chunk)]
-    one = _window(block, total, [(first * unit, last * unit) for first, last in spans], passes, reads, writes)
+    spans = [covered.span(at, min(extent, at + chunk)) for at in range(0, extent, chunk)]
+    one = _window_traffic(block, total, [(first * unit, last * unit) for first, last in spans], passes, reads, writes)
     reading, writing = ({nbytes: n * count for nbytes, n in moved.items()} for moved in (one.reads, one.writes))
     return Traffic(one.buffer_bytes if count == 1 else count * pitch(one.buffer_bytes), reading, writing)
 
@@ -73,7 +73,7 @@ def picked(block: int, total: int, unit: int, count: int, reads: bool, writes: b
     if unit % block == 0:
         return steps(block, unit, count, 1, reads, writes)
     nbytes = step_blocks(block, unit) * block
-    if writes or nbytes > _ceil(total, block):
+    if writes or nbytes > _round_up(total, block):
         return None
     return Traffic(nbytes, {nbytes: count})
 
@@ -102,15 +102,15 @@ def visits(block: int, total: int, unit: int, rounds: Visits, chunk: int, reads:
     return window.traffic()
 
 
-def _window(
+def _window_traffic(
     block: int, total: int, spans: Sequence[tuple[int, int]], passes: int, reads: bool, writes: bool
 ) -> Traffic:
     """Return the traffic of a window; a chunk is written up to the begin of the next."""
     window = _Window(block, total, reads, writes)
-    done = [*(begin for begin, _ in spans[1:]), total]
+    ends = [*(begin for begin, _ in spans[1:]), total]
     for number in range(min(passes, 2)):
         times = 1 if number == 0 else passes - 1  # all passes after the first begin where the first one ended
-        for (begin, to), whole in zip(spans, done, strict=True):
+        for (begin, to), whole in zip(spans, ends, strict=True):
             if begin != to:  # the chunk has bytes of the tensor
                 window.chunk(begin, to, whole, times)
     return window.traffic()
@@ -134,7 +134,7 @@ class _Window:
         if not self.reads:
             self.end = max(self.end, to)
         elif self.end < to:
-            limit = min(self.total, _ceil(to, self.block))
+            limit = min(self.total, _round_up(to, self.block))
             self.read[limit - self.end] += times
             self.end = limit
         self.buffer = max(self.buffer, self.end - self.start, to - self.start)
@@ -163,5 +163,5 @@ def piece_multiple(block: int, extent: int, unit: int) -> int:
     return block // gcd(block, unit)
 
 
-def _ceil(nbytes: int, block: int) -> int:
+def _round_up(nbytes: int, block: int) -> int:
     return -(-nbytes // block) * block

@@ -39,10 +39,10 @@ def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
         for name in operator.outputs if not operator.backward and not operator.view else ():
             kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
     return tuple(
-        f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
+        f"operators in {dtype} ({', '.join(list(names)[:4])}{', ...' if len(names) > 4 else ''}): onnxruntime may have "
         "no CPU kernels for them, and then `run` can't execute the plan; export the model in float32 to execute it"
-        for dtype, found in kinds.items()
-        if found
+        for dtype, names in kinds.items()
+        if names
     )
 
 

@@ -108,8 +108,8 @@ def through(
         return None
     op = op_of(node.op_type)
     if op.cuts is not None:
-        found = op.cuts(node, name, cut, tensors)
-        return None if found is None else Through(found, cut.per, exact=op.exact)
+        cuts_by_name = op.cuts(node, name, cut, tensors)
+        return None if cuts_by_name is None else Through(cuts_by_name, cut.per, exact=op.exact)
     rule = op.letters or (op.letters_in_ram if in_ram else op.letters_streamed)
     inputs = tuple(tensors[n] if n else None for n in node.inputs)
     axes = rule(Call(node, inputs, tuple(tensors[n] for n in node.outputs if n), values)) if rule is not None else None
@@ -147,7 +147,7 @@ def _is_step(node: Node) -> bool:
 Rule = Callable[[Call], Axes | None]
 
 
-def _whole(call: Call, index: int) -> list[int]:
+def _known_ints(call: Call, index: int) -> list[int]:
     """Return the integers of a known input."""
     value = call.value(index)
     return [] if value is None else [int(v) for v in value.reshape(-1).tolist()]
@@ -158,7 +158,7 @@ def _letter(axis: int) -> str:
     return chr(ord("A") + axis)
 
 
-def _letters(rank: int, without: Container[int] = ()) -> str:
+def _letters_except(rank: int, without: Container[int] = ()) -> str:
     """Return the letters of all axes except `without`."""
     return "".join("-" if k in without else _letter(k) for k in range(rank))
 
@@ -168,9 +168,9 @@ def elementwise(call: Call) -> Axes | None:
     shape = call.output().shape
 
     def letters(tensor: Tensor | None) -> str:
-        own = tensor.shape if tensor is not None else ()
-        begin = len(shape) - len(own)
-        return "".join(_letter(begin + k) if size == shape[begin + k] > 1 else "-" for k, size in enumerate(own))
+        own_shape = tensor.shape if tensor is not None else ()
+        begin = len(shape) - len(own_shape)
+        return "".join(_letter(begin + k) if size == shape[begin + k] > 1 else "-" for k, size in enumerate(own_shape))
 
     return Axes(tuple(map(letters, call.inputs)), (letters(call.output()),))
 
@@ -188,8 +188,8 @@ def gemm(call: Call) -> Axes | None:
         return None
     a = "km" if call.integer("transA", 0) else "mk"
     b = "nk" if call.integer("transB", 0) else "kn"
-    own = call.shape(2)
-    last = zip("mn"[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
+    c_shape = call.shape(2)
+    last = zip("mn"[2 - len(c_shape) :], c_shape, (rows, columns)[2 - len(c_shape) :], strict=True)
     c = "".join(letter if size == whole > 1 else "-" for letter, size, whole in last)
     return Axes((a, b, c)[: len(call.inputs)], ("mn",), "k", *_product(columns))
 
@@ -207,7 +207,7 @@ def transpose(call: Call) -> Axes | None:
     """Return all axes, in another order for the result."""
     rank = len(call.output().shape)
     perm = call.integers("perm", range(rank)[::-1])
-    return Axes((_letters(rank),), ("".join(map(_letter, perm)),))
+    return Axes((_letters_except(rank),), ("".join(map(_letter, perm)),))
 
 
 def conv(call: Call) -> Axes | None:
@@ -222,7 +222,7 @@ def conv(call: Call) -> Axes | None:
 def softmax(call: Call) -> Axes | None:
     """Return all axes but the last, along which the softmax goes."""
     rank = len(call.output().shape)
-    letters = _letters(rank, (rank - 1,))
+    letters = _letters_except(rank, (rank - 1,))
     return Axes((letters,), (letters,)) if rank and call.integer("axis", -1) % rank == rank - 1 else None
 
 
@@ -233,7 +233,7 @@ def batch_norm(positions: bool) -> Rule:
         rank = len(call.output().shape)
         if call.integer("training_mode", 0) or len(call.outputs) > 1 or rank < 2:
             return None
-        letters = "nc" + (_letters(rank)[2:] if positions else "-" * (rank - 2))
+        letters = "nc" + (_letters_except(rank)[2:] if positions else "-" * (rank - 2))
         return Axes((letters, *["c"] * 4), (letters,))
 
     return rule
@@ -242,7 +242,7 @@ def batch_norm(positions: bool) -> Rule:
 def layer_norm(call: Call) -> Axes | None:
     """Return rows; their means and deviations have size 1 along the normalized axes."""
     rank = len(call.output().shape)
-    letters = _letters(rank, range(call.integer("axis", -1) % rank, rank))
+    letters = _letters_except(rank, range(call.integer("axis", -1) % rank, rank))
     return Axes((letters, *("" for _ in call.inputs[1:])), (letters,) * len(call.outputs))
 
 
@@ -251,9 +251,9 @@ def reduction(call: Call) -> Axes | None:
     if call.value(1) is None:
         return None
     rank = len(call.shape(0))
-    own = _letters(rank, {axis % rank for axis in _whole(call, 1)})
-    made = own if call.integer("keepdims", 1) else own.replace("-", "")
-    return Axes((own, ""), (made,), least=dict.fromkeys(own.replace("-", ""), 2), aligned=True)
+    x_letters = _letters_except(rank, {axis % rank for axis in _known_ints(call, 1)})
+    y_letters = x_letters if call.integer("keepdims", 1) else x_letters.replace("-", "")
+    return Axes((x_letters, ""), (y_letters,), least=dict.fromkeys(x_letters.replace("-", ""), 2), aligned=True)
 
 
 def pool(call: Call) -> Axes | None:
@@ -265,7 +265,7 @@ def pool(call: Call) -> Axes | None:
 def sliced(call: Call) -> Axes | None:
     """Return the axes that the Slice leaves whole."""
     rank = len(call.output().shape)
-    letters = _letters(rank, {k % rank for k in _whole(call, 3)})
+    letters = _letters_except(rank, {k % rank for k in _known_ints(call, 3)})
     return None if call.value(3) is None else Axes((letters,), (letters,))
 
 
@@ -276,19 +276,19 @@ def channel_sums(call: Call) -> Axes | None:
         return None
     plane = data.nbytes // prod(data.shape[:2])
     # 64 bytes are the widest vector, and the alignment of buffers
-    if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % 64:
+    if {k % rank for k in _known_ints(call, 1)} != {*range(rank)} - {1} or plane % 64:
         return None
     return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
 
 
 def view(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Cut a view: the same bytes in another shape."""
-    given, made = node.inputs[0], node.outputs[0]
-    if name not in (given, made):
+    x, y = node.inputs[0], node.outputs[0]
+    if name not in (x, y):
         return None
-    other = made if name == given else given
-    found = _reshaped(tensors[name].shape, tensors[other].shape, cut)
-    return None if found is None else {name: cut, other: found}
+    other = y if name == x else x
+    other_cut = _reshaped(tensors[name].shape, tensors[other].shape, cut)
+    return None if other_cut is None else {name: cut, other: other_cut}
 
 
 def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | None:
@@ -302,22 +302,22 @@ def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | Non
 
 def col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Cut a Col2Im: channels of the image are blocks of the columns' second axis."""
-    given, made = node.inputs[0], node.outputs[0]
-    if name not in (given, made) or cut.axis > 1:
+    x, y = node.inputs[0], node.outputs[0]
+    if name not in (x, y) or cut.axis > 1:
         return None
-    block = tensors[given].shape[1] // tensors[made].shape[1] if cut.axis else 1
-    if name == given:
-        return {given: cut, made: Cut(cut.axis, cut.per // block)} if cut.per % block == 0 else None
-    return {made: cut, given: Cut(cut.axis, cut.per * block)}
+    block = tensors[x].shape[1] // tensors[y].shape[1] if cut.axis else 1
+    if name == x:
+        return {x: cut, y: Cut(cut.axis, cut.per // block)} if cut.per % block == 0 else None
+    return {y: cut, x: Cut(cut.axis, cut.per * block)}
 
 
 def scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
     """Cut a ScatterND of rows along the rows of its table."""
-    data, indices, made = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
+    data, indices, y = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
     rows = len(indices.shape) == 2 and indices.shape[1] == 1 and len(tensors[data].shape) == 2
-    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, made) or cut != Cut(0):
+    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, y) or cut != Cut(0):
         return None
-    return {data: cut, made: cut}
+    return {data: cut, y: cut}
 
 
 def dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
@@ -325,19 +325,19 @@ def dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -
     x, scale, *zero = node.inputs
     axis, block = sharing(tensors[x].shape, tensors[scale].shape, *settings(node))
     if name not in (x, node.outputs[0]):
-        own = axis if axis is not None and not block else cut.axis
-        cut = Cut(own, cut.per * block if block and own == axis else cut.per)
-    found = {x: cut, node.outputs[0]: cut}
+        own_axis = axis if axis is not None and not block else cut.axis
+        cut = Cut(own_axis, cut.per * block if block and own_axis == axis else cut.per)
+    cuts = {x: cut, node.outputs[0]: cut}
     if block and cut.axis == axis and cut.per % block:
         return None
     if block or cut.axis == axis:
         per = cut.per // block if block and cut.axis == axis else cut.per
-        found.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
+        cuts.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
     whole = all(
         one.per * prod(tensors[n].shape[one.axis + 1 :]) % PACKED.get(tensors[n].dtype, 1) == 0
-        for n, one in found.items()
+        for n, one in cuts.items()
     )
-    return found if whole and name in found else None
+    return cuts if whole and name in cuts else None
 
 
 def reads_rows(node: Node, name: str) -> bool:
@@ -350,7 +350,7 @@ def row_range(node: Node, name: str, tensors: Mapping[str, Tensor], values: Mapp
     """Return the contiguous rows of the table `name` that a Slice reads; None for all other nodes."""
     if node.op_type != "Slice" or node.domain or node.inputs[0] != name or name in node.inputs[1:]:
         return None
-    known = [values.get(given) for given in node.inputs[1:]]
+    known = [values.get(operand) for operand in node.inputs[1:]]
     if len(known) < 3 or any(value is None or value.size != 1 for value in known):
         return None
     begin, end, axis, *step = (int(value.reshape(-1)[0]) for value in known if value is not None)

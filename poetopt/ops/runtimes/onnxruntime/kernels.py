@@ -167,8 +167,8 @@ def recurrent(c: Call) -> int:
     rows = math.prod(data[:-1])
     states = 8 * _round(4 * data[1] * gates) * directions
     turned = c.text("direction", "forward") != "forward"
-    again = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
-    return directions * _round(4 * rows * gates) + again + states
+    reversed_bytes = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
+    return directions * _round(4 * rows * gates) + reversed_bytes + states
 
 
 def rnn(c: Call) -> int:
