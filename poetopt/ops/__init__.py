@@ -1,4 +1,4 @@
-"""All that is known of operators, a folder a family: gradients, kernels in C and how they go chunk by chunk."""
+"""Knowledge of operators, one folder per family: gradients, kernels in C, and how kernels run chunk by chunk."""
 
 VJPS = (
     "convolution.vjp",
@@ -32,4 +32,4 @@ KERNELS = (
     "recurrent.c_gradient",
     "reduction.c",
 )
-"""Modules with kernels of the runtime c: a tuple `KERNELS` in each."""
+"""Modules with kernels of the runtime c; each has a tuple `KERNELS`."""

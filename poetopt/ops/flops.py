@@ -1,13 +1,11 @@
-"""Floating-point operations of an ONNX node, from the shapes of its tensors.
+"""Floating-point operations and bytes moved of ONNX nodes, from the shapes of their tensors.
 
-A multiply-add is 2 FLOPs; adding, multiplying, dividing, comparing, taking a root are 1; exp, log and their kin are
-`EXP` (the polynomial that evaluates them). Taps that fall on padding count, as kernels execute them. The formula of
-each op is in its declaration (`poetopt.ops.op`), with n = elements of the first output, x = of the first input.
+A multiply-add is 2 FLOPs. An addition, product, quotient, comparison or root is 1. An exp, log or similar function is
+`EXP` (the polynomial that evaluates it). Taps that fall on padding count, as kernels execute them. The formula of
+each op is in its declaration (`poetopt.ops.op`): n are the elements of the first output, x those of the first input.
 
-What an operator does: floating-point operations, and bytes moved, node by node.
-
-Bytes moved are all that a node reads and writes once: a cache's view of perfect reuse. An op that picks some of
-its input reads as much as it writes. Views move nothing.
+Bytes moved assume a cache with perfect reuse: a node reads and writes each byte once. An op that picks some of its
+input reads as much as it writes. Views move nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +21,12 @@ from poetopt.ops.op import EXP, op_of
 
 
 def labels(equation: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """The terms and the result of an equation, with `...` spelt out by unused letters, and an implicit result given.
+    """Return the terms and the result of an Einsum equation.
 
+    Unused letters replace `...`, and an implicit result is written out.
+
+    Parameters
+    ----------
     ranks
         How many axes each operand has.
     """
@@ -53,11 +55,11 @@ class ShapedNode(OfNode):
     x: int
 
     def has(self, index: int) -> bool:
-        """Says whether there is an input `index`."""
+        """Return whether there is an input `index`."""
         return len(self.node.inputs) > index and bool(self.node.inputs[index])
 
     def taps(self, index: int) -> int:
-        """Products of a weight [outputs, inputs of a group, kernel...] for each of its outputs."""
+        """Return the products per output of a weight [outputs, inputs of a group, kernel...]."""
         return math.prod(self.inputs[index][1:])
 
     @property
@@ -72,17 +74,19 @@ class ShapedNode(OfNode):
 
     @property
     def rows(self) -> int:
-        """Gives what is before that axis."""
+        """Product of the sizes before `axis`."""
         return math.prod(self.inputs[0][: self.axis])
 
 
 def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
-    """FLOPs of one ONNX node, by its declaration.
+    """Return the FLOPs of one ONNX node, by its declaration.
 
+    Parameters
+    ----------
     inputs
         Shapes of its inputs, `()` for an absent one.
     outputs
-        Shapes of the outputs it has.
+        Shapes of its outputs.
     """
     n = math.prod(outputs[0]) if outputs else 0
     x = math.prod(inputs[0]) if inputs else n
@@ -98,13 +102,13 @@ def node_flops(node: Node, inputs: Shapes, outputs: Shapes) -> int:
 
 
 def gemm(c: ShapedNode) -> int:
-    """Products, an addend and a factor."""
+    """Return the FLOPs of the products, the addend and the factor."""
     inner = c.inputs[0][0] if c.integer("transA", 0) else c.inputs[0][1]
     return c.n * (2 * inner + c.has(2) + (c.number("alpha", 1.0) != 1.0))
 
 
 def einsum(c: ShapedNode) -> int:
-    """Operands times the product of all label sizes."""
+    """Return the number of operands times the product of all label sizes."""
     terms, _ = labels(c.text("equation", ""), [len(shape) for shape in c.inputs])
     sizes: dict[str, int] = {}
     for term, shape in zip(terms, c.inputs, strict=True):
@@ -114,14 +118,14 @@ def einsum(c: ShapedNode) -> int:
 
 
 def mean_variance(c: ShapedNode) -> int:
-    """Six an element, five for each that has a mean of its own."""
+    """Return 6 per element, and 5 per mean."""
     shape = c.inputs[0]
     gone = {axis % len(shape) for axis in c.integers("axes", (0, 2, 3))} if shape else set()
     return 6 * c.x + 5 * math.prod(d for axis, d in enumerate(shape) if axis not in gone)
 
 
 def attention(c: ShapedNode) -> int:
-    """A score: 2 (width of a key + of a value) + 6 + exp."""
+    """Return 2 (width of a key + width of a value) + 6 + exp per score."""
     queries, keys, values = c.inputs[:3]
     flat = len(queries) == 3
     heads = c.integer("q_num_heads", 1) if flat else queries[1]
@@ -131,7 +135,7 @@ def attention(c: ShapedNode) -> int:
 
 
 def gated(exponentials: int) -> Callable[[ShapedNode], int]:
-    """A step and gate: 2 (inputs + hidden) + 2; a state 6 + so many exp."""
+    """Return a rule: 2 (inputs + hidden) + 2 per step and gate, and 6 + `exponentials` exp per state."""
 
     def rule(c: ShapedNode) -> int:
         # W is [directions, gates hidden, inputs], R [directions, gates hidden, hidden]
@@ -143,58 +147,63 @@ def gated(exponentials: int) -> Callable[[ShapedNode], int]:
 
 
 def rnn(c: ShapedNode) -> int:
-    """A step and unit: 2 (inputs + hidden) + 2, and the activation."""
+    """Return 2 (inputs + hidden) + 2 and the activation per step and unit."""
     (steps, batch), (directions, hidden, width) = c.inputs[0][:2], c.inputs[1]
-    given = c.node.attributes.get("activations", ())
-    names = [str(name) for name in given] if isinstance(given, Sequence) else []
-    steep = [op_of(name).flops for name in (*names, *["Tanh"] * (directions - len(names)))]
-    bent = sum(each if isinstance(each, int) else EXP for each in steep)
-    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + bent)
+    attribute = c.node.attributes.get("activations", ())
+    names = [str(name) for name in attribute] if isinstance(attribute, Sequence) else []
+    costs = [op_of(name).flops for name in (*names, *["Tanh"] * (directions - len(names)))]
+    activation_flops = sum(each if isinstance(each, int) else EXP for each in costs)
+    return steps * batch * hidden * (directions * (2 * (width + hidden) + 2) + activation_flops)
 
 
 def logarithms(c: ShapedNode) -> int:
-    """Four + exp an element, a log a row."""
+    """Return 4 + exp per element, and a log per row."""
     length = c.inputs[0][c.axis] if c.inputs[0] else 1
     return c.x * (4 + EXP) + (c.x // length if length else 0) * EXP
 
 
 def interpolated(default: str) -> Callable[[ShapedNode], int]:
-    """Two for each of 1, 2 or 4 neighbours along each scaled axis, by the mode; none for the nearest."""
+    """Return a rule: 2 per neighbour; the mode gives 2 or 4 neighbours along each scaled axis, none for `nearest`."""
     taps = {"linear": 2, "bilinear": 2, "cubic": 4, "bicubic": 4}
     return lambda c: 2 * c.n * taps.get(c.text("mode", default), 0) ** max(len(c.inputs[0]) - 2, 1)
 
 
 def batch_normalization(c: ShapedNode) -> int:
-    """Two an element and 5 a channel; in training 6 and 13."""
+    """Return 2 per element and 5 per channel; in training 6 and 13."""
     each, channel = (6, 13) if c.integer("training_mode", 0) else (2, 5)
     return each * c.x + channel * math.prod(c.inputs[1])
 
 
 def scattered(c: ShapedNode) -> int:
-    """An element of the updates with a reduction, else none."""
+    """Return 1 per element of the updates with a reduction, else 0."""
     return math.prod(c.inputs[2]) if c.text("reduction", "none") != "none" else 0
 
 
 def fourier(c: ShapedNode) -> int:
-    """Five a complex number of the result and doubling of the longest axis: the one that is meant may be an input."""
+    """Return 5 per complex number of the result and doubling of the longest axis: the axis itself may be an input."""
     return 5 * -(-c.n // 2) * (max(c.inputs[0][:-1], default=1) - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Holds what one ONNX node does: floating-point operations, and bytes read and written."""
+    """Floating-point operations of one ONNX node, and the bytes that it reads and writes."""
 
     flops: int
     nbytes: int
 
 
 def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
-    """FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
+    """Return the FLOPs and bytes moved of each node of an operator, in order; a view costs nothing.
 
+    Parameters
+    ----------
     tensors
-        All tensors of the graph by name, the temporaries of the operator among them.
+        All tensors of the graph by name, with the temporaries of the operator.
 
-    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    Raises
+    ------
+    ModelError
+        If a node names a tensor that `tensors` lacks.
     """
     if operator.view:
         return tuple(Work(0, 0) for _ in operator.nodes)
@@ -203,7 +212,7 @@ def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
 
 
 def flops(operator: Operator, tensors: Mapping[str, Tensor]) -> int:
-    """FLOPs of an operator: the sum over its nodes."""
+    """Return the FLOPs of an operator: the sum over its nodes."""
     return sum(node.flops for node in work(operator, tensors))
 
 

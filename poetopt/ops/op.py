@@ -1,8 +1,8 @@
-"""What is known of an op beside its rule and its kernel, a declaration an op in its family's file.
+"""Facts of an op beside its gradient rule and its kernel; the file of its family declares them.
 
     declare("Sin", "Cos", op=Op(flops=EXP, range=(-1.0, 1.0), in_place=(0,), letters=axes.elementwise))
 
-Whoever goes over a graph asks `op_of`, and names no op. What isn't declared is nothing special.
+Code that goes over a graph asks `op_of`, and names no op. An op without a declaration has the defaults of `Op`.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ EXP = 10
 """FLOPs of one exp, log, sine or power: a range reduction and a polynomial."""
 
 Allowed = dict[str, int | tuple[int | str, ...]]
-"""The least value of attributes by name, or the few that there are."""
+"""The least value of each attribute by name, or all values that the attribute may have."""
 Range = tuple[float, float]
 """The least and the greatest value."""
 AUTO_PAD: tuple[int | str, ...] = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID", "")
-"""The values of the attribute `auto_pad`; old exporters write an empty text for the first."""
+"""The values of the attribute `auto_pad`; old exporters write an empty text for NOTSET."""
 ANYWHERE = -1
 """The `pole` of an op whose derivative is infinite at the ends of its domain."""
 MASKED = -2
-"""The `pole` of an op whose result is NaN where an infinity masks all that it normalizes."""
+"""The `pole` of an op whose result is NaN where an infinity masks all values that it normalizes."""
 
 
 class Steps(StrEnum):
-    """How many steps an evaluation takes."""
+    """Number of steps that an evaluation takes."""
 
     PLAIN = "a few an element"
     COUNTED = "its FLOPs"
@@ -52,7 +52,7 @@ class Steps(StrEnum):
 
 
 class Origin(StrEnum):
-    """Where the numbers of a result come from."""
+    """Source of the numbers of a result."""
 
     OWN = "computed"
     BETWEEN = "between the least and the greatest of the first operand"
@@ -60,7 +60,7 @@ class Origin(StrEnum):
 
 
 class Choice(StrEnum):
-    """Integers that choose."""
+    """Kind of integers that select something."""
 
     LABELS = "classes, along the second axis"
     INDICES = "places along `axis`"
@@ -68,80 +68,103 @@ class Choice(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The facts of an op of ONNX's own domain. Operands are named by position.
+    """The facts of an op of ONNX's own domain. Operands are positions of inputs.
 
+    Attributes
+    ----------
     flops
-        An element of the first output; of the first input and output; or by shapes. None: one, and `steps` doesn't
-        follow from it.
+        FLOPs: per element of the first output; per element of the first input and of the first output; or a function
+        of the shapes. None: one per element, and `steps` doesn't follow from it.
     evaluation
-        The steps of an evaluation, where `flops` doesn't say: constant `flops` are plain.
-    picks, asks_shape
-        Whether it reads only what it delivers of its first input; only the shape of that.
+        The steps of an evaluation, where they don't follow from `flops`: an op of constant `flops` is plain.
+    picks
+        Whether it reads only those elements of its first input that it writes.
+    asks_shape
+        Whether it reads only the shape of its first input.
     is_integer
         Whether it computes with integers in place of floats.
     newest_opset
-        The newest opset in which onnxruntime has it, where it hasn't it in newer ones: ONNX gave it more types there.
+        The newest opset in which onnxruntime has a kernel; None where newer opsets have one too. In newer opsets ONNX
+        gave the op more types.
     is_heavy
         Whether it is never part of a block (`poetopt.autodiff.passes.blocks`), however small.
     random
         Whether its result differs from run to run.
-    blocked, missing
-        Operands through which nothing flows back (None: all of them); those of them that have a gradient for which
-        there is no rule.
+    blocked
+        Operands through which no gradient flows back (None: all of them).
+    missing
+        Those `blocked` operands that have a gradient in mathematics, for which poetopt has no rule.
     weights
-        Operands in a layer's place; of a table where data index it.
-    settings, learnable
-        Operands that are settings or statistics rather than weights; those of them that have a gradient all the same.
+        Operands where a layer has its weights; where data index a table, the table.
+    settings
+        Operands that are settings or statistics rather than weights.
+    learnable
+        Those of the `settings` that have a gradient nevertheless.
     first_states
-        Operands that are data, and of another batch's size perhaps.
+        Operands that are data, and may have another batch size.
     lengths
         The operand that has the lengths of sequences.
     chooses
-        What its second operand is, of integers below a size of the first.
+        Kind of the integers of its second operand, which are below a size of the first.
     filter_axis
-        The axis of a convolution's weight that has a filter each.
+        The axis of a convolution's weight along which filters lie.
     reads_quantized
-        Whether a runtime may have a kernel for it with the DequantizeLinear before it, under both names.
-    is_product, normalizes, sums
-        Whether it is a layer that an Add may stand behind, for its bias; a normalization; sums or means.
+        Whether a runtime may have one kernel for the DequantizeLinear before it and the op, under both names.
+    is_product
+        Whether it is a layer whose bias an Add behind it may add.
+    normalizes
+        Whether it is a normalization.
+    sums
+        Whether it computes sums or means.
     numbers
-        Where its numbers come from.
-    keeps_scores, is_probability
-        Whether a layer's scores are scores still behind it; whether its values are probabilities.
+        Source of its numbers.
+    keeps_scores
+        Whether its results are still scores where its operand is a layer's scores.
+    is_probability
+        Whether its values are probabilities.
     looks
-        Along which axes of samples it makes each result of others' too: those that `axis` names, those from it on,
-        those that `axes` names, all but the first, or any.
-    is_mean, is_linear
-        Whether its result without samples is a mean over them, unless samples have weights; whether a mean stays one.
+        The axes of samples along which a result depends on other samples: those that `axis` names, those from `axis`
+        on, those that `axes` names, all but the first, or any.
+    is_mean
+        Whether its result without an axis of samples is a mean over them, unless samples have weights.
+    is_linear
+        Whether the result of a mean is the mean of the results.
     loss
-        The loss that auto takes of what goes into it, where it is all that an output comes from.
+        The loss that `auto` attaches to the op's operand, where an output comes from this op alone.
     range
-        The least and the greatest value of its results, or these of those of its operands.
+        The least and the greatest value of its results, or a function that computes them from those of the operands.
     value
-        Its value of numpy's float64 arrays and its attributes, where an activation may be written out with it.
+        Function of numpy's float64 arrays and the attributes that computes the op, where an exporter may have written
+        out an activation with it.
     pole
         The operand at whose 0 a derivative is infinite.
-    axis, axes
-        How many more values `axis` may have than the first input has axes; the operand that names such axes as the
-        attribute `axes` does.
+    axis
+        How many more values `axis` may have than the first input has axes.
+    axes
+        The operand that names axes as the attribute `axes` does.
     attributes
-        The least value of attributes that count something, or the few that there are.
+        The least value of attributes that count something, or all values that an attribute may have.
     settings_check
-        Problems of settings that must fit a shape or each other.
+        Function that yields problems of settings that must fit a shape or each other.
     lists
-        Operands that are one number or a list of them: they have no second axis.
+        Operands that are one number or a list of numbers: they have no second axis.
     operands_check
-        Problems of operands that must fit each other.
+        Function that yields problems of operands that must fit each other.
     window
         Whether its window must fit into its padded input.
     in_place
-        Operands over which onnxruntime's kernel may write, to the same bits as with an output of its own.
-    workspace, any_type
-        The bytes that this kernel allocates; whether it moves values of any type as they are.
-    letters, letters_streamed, letters_in_ram, cuts, exact
-        Along which axes onnxruntime's kernel can be cut (`poetopt.ops.runtimes.onnxruntime.axes`): always, where
-        operands are on storage, where they are in RAM; how, where letters can't say; whether every element is the same
-        in a vector and in the remainder.
+        Operands over which onnxruntime's kernel may write with the same bits as in a separate output.
+    workspace
+        Function that computes the bytes that onnxruntime's kernel allocates.
+    any_type
+        Whether onnxruntime's kernel moves values of any type unchanged.
+    letters, letters_streamed, letters_in_ram
+        Functions that name the axes along which onnxruntime's kernel can be cut
+        (`poetopt.ops.runtimes.onnxruntime.axes`): always, where operands are on storage, where they are in RAM.
+    cuts
+        Function that cuts a node where letters can't express it.
+    exact
+        Whether onnxruntime's kernel computes the same bits of an element in a vector and in the remainder.
     """
 
     flops: int | tuple[int, int] | Callable[[ShapedNode], int] | None = None
@@ -193,13 +216,13 @@ class Op:
 
     @property
     def steps(self) -> Steps:
-        """The steps of an evaluation."""
+        """Steps of an evaluation."""
         plain = isinstance(self.flops, (int, tuple))
         return self.evaluation or (Steps.PLAIN if plain else Steps.MANY)
 
     @property
     def computes(self) -> bool:
-        """Whether it computes something with its data."""
+        """Whether it computes with its data."""
         return self.flops != 0
 
 
@@ -208,21 +231,34 @@ _PLAIN = Op()
 
 
 def declare(*names: str, op: Op) -> None:
-    """Declare these ops. Raises `ModelError` for one that is declared already."""
+    """Declare ops of one kind.
+
+    Parameters
+    ----------
+    names
+        Op types of ONNX's own domain.
+    op
+        Their facts.
+
+    Raises
+    ------
+    ModelError
+        An op is declared already.
+    """
     for name in names:
         if name in _OPS:
-            raise ModelError(f"{name} is declared already")
+            raise ModelError(f"{name} is declared already; declare each op once")
         _OPS[name] = op
 
 
 @cache
 def ops() -> Mapping[str, Op]:
-    """All declarations, by name."""
+    """Return all declarations by name."""
     for module in VJPS:
         import_module(f"poetopt.ops.{module}")
     return _OPS
 
 
 def op_of(name: str) -> Op:
-    """The facts of an op of ONNX's own domain."""
+    """Return the facts of an op of ONNX's own domain; the defaults where it isn't declared."""
     return ops().get(name, _PLAIN)

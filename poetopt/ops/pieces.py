@@ -1,4 +1,4 @@
-"""Small constructions that several rules share, each in as few passes over memory as onnxruntime has kernels for."""
+"""Small constructions that several rules share, each in as few passes over memory as onnxruntime's kernels allow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 STEEP = 3e38
-"""Near the largest float32: what multiplies any normal positive number beyond one."""
+"""Slope near the largest float32: it takes any normal positive number beyond one."""
 
 
 def affine(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
-    """scale x + bias in one pass: BatchNormalization of a single channel."""
+    """Return scale x + bias in one pass: BatchNormalization of a single channel."""
     if x.dtype not in {"float32", "float64"}:
         scaled = k.mul(x, scale)
         return k.add(scaled, k.graph.scalar(bias, x.dtype)) if bias else scaled
@@ -30,10 +30,14 @@ def affine(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
 
 
 def rows_affine(k: OperatorBuilder, x: Tensor, scale: Tensor, bias: Tensor | None, mean: Tensor | None) -> Tensor:
-    """scale (x - mean) + bias in one pass over x [rows, columns]: BatchNormalization whose channels are the rows.
+    """Return scale (x - mean) + bias in one pass over x [rows, columns].
 
+    It is a BatchNormalization whose channels are the rows.
+
+    Parameters
+    ----------
     scale, bias, mean
-        As many elements as x has rows.
+        Vectors with one element per row of x; None for 0.
     """
     rows, columns = x.shape
     zeros, ones = (k.graph.constant(np.full(rows, value, x.dtype)) for value in (0.0, 1.0))
@@ -43,9 +47,10 @@ def rows_affine(k: OperatorBuilder, x: Tensor, scale: Tensor, bias: Tensor | Non
 
 
 def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
-    """1 where x > 0, else 0, in one pass: a HardSigmoid so steep that only denormal numbers lie on its slope.
+    """Return 1 where x > 0, else 0, in one pass.
 
-    It takes half the time of Greater and Cast, and a third of Sign's. Types without that kernel get the former.
+    It is a HardSigmoid so steep that only denormal numbers lie on its slope. It takes half the time of Greater and
+    Cast, and a third of Sign's. Types without that kernel get Greater and Cast.
     """
     if x.dtype != "float32":
         return k.cast(k.compare("Greater", x, 0.0), x.dtype)
@@ -53,25 +58,29 @@ def positive(k: OperatorBuilder, x: Tensor) -> Tensor:
 
 
 def masked(k: OperatorBuilder, dy: Tensor, factor: Tensor) -> Tensor:
-    """dy times `factor`, and 0 wherever that is 0.
+    """Return dy times `factor`, and 0 wherever the factor is 0.
 
-    A product, which can be written over the factor; where the gradient may be infinite, and inf times 0 would be NaN,
-    a choice behind it, whose kernel takes twice the output.
+    The product can be written over the factor. Where the gradient may be infinite, inf times 0 would be NaN. Then a
+    Where follows, whose kernel allocates twice the output.
     """
     product = k.mul(dy, factor)
     return k.where(k.cast(factor, "bool"), product, 0.0) if k.graph.flowing else product
 
 
 def strictly_inside(k: OperatorBuilder, y: Tensor, bound: Array | None, below: bool) -> Tensor | None:
-    """1 where y lies off `bound`, else 0, for y that never lies beyond it; None where one pass can't tell exactly.
+    """Return 1 where y differs from `bound`, else 0, for y that never lies beyond it.
 
+    Return None where one pass can't decide this exactly.
+
+    It is a HardSigmoid with the slope 2^k that takes the neighbouring float to 1. Scaling by a power of two is exact,
+    and so is the difference of two floats that are this close.
+
+    Parameters
+    ----------
     bound
         The bound's value, where it is a constant.
     below
         Whether it is y's lower bound.
-
-    A HardSigmoid with the slope 2^k that takes the neighbouring float to 1: scaling by a power of two is exact, and so
-    is the difference of two floats that close to each other.
     """
     if bound is None or bound.size != 1 or y.dtype != "float32":
         return None
@@ -86,13 +95,13 @@ def strictly_inside(k: OperatorBuilder, y: Tensor, bound: Array | None, below: b
 
 
 def sign(k: OperatorBuilder, x: Tensor) -> Tensor:
-    """-1, 0 or 1 as x is, by a steep HardSigmoid: two passes in half the time of Sign's one."""
+    """Return the sign of x (-1, 0 or 1) by a steep HardSigmoid: two passes in half the time of Sign's one."""
     if x.dtype != "float32":
         return k.sign(x)
     return affine(k, k.unary("HardSigmoid", x, alpha=STEEP, beta=0.5), 2.0, -1.0)
 
 
 def column_sum(k: OperatorBuilder, x: Tensor) -> Tensor:
-    """The sum over the rows of x [rows, columns], as [columns]: a product with ones is the fastest way."""
+    """Return the sum over the rows of x [rows, columns] as [columns]; a product with ones is the fastest way."""
     ones = k.graph.constant(np.ones((1, x.shape[0]), x.dtype))
     return k.reshape(k.gemm(ones, x), (x.shape[1],))

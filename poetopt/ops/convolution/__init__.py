@@ -1,1 +1,1 @@
-"""Convolutions of one to three dimensions, transposed ones, and what folds windows."""
+"""Convolutions of one to three dimensions, transposed convolutions, and ops that fold windows."""

@@ -1,6 +1,6 @@
-"""Convolutions in C by rows: what two chunks both need, as the taps reach it, stays in RAM from one to the next.
+"""Convolutions in C by rows: rows that the taps of two neighbouring chunks reach stay in RAM.
 
-A row's sums are the plain kernel's. A gradient by the weights is summed up row after row there, and so it is here.
+Each row has the sums of the plain kernel. The plain kernel also sums a gradient by the weights row after row.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class Geometry:
 
     @property
     def reach(self) -> int:
-        """Says how many rows the last tap is behind the first."""
+        """Rows from the first tap to the last."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     @property
     def pointwise(self) -> bool:
-        """Says whether it is a product of matrices, image by image."""
+        """Whether it is a matrix product for each image."""
         one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
         return one and self.groups == 1 and self.out == self.size
 
     def numbers(self) -> tuple[int, ...]:
-        """The numbers that the functions of the header take, in order."""
+        """Return the arguments of the header's functions, in order."""
         return (
             self.images, self.groups, self.outs, self.ins, *self.out, *self.size, *self.kernel, *self.steps,
             *self.taps, *self.before,
@@ -50,7 +50,7 @@ class Geometry:
 
 
 def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
-    """The convolution that makes y of x by w, with the attributes of the call."""
+    """Return the convolution of x with w to y, with the attributes of the call."""
     axes = len(x.shape) - 2
     groups = call.integer("group", 1)
 
@@ -68,144 +68,146 @@ def geometry(call: Call, x: Tensor, w: Tensor, y: Tensor) -> Geometry:
     )  # fmt: skip
 
 
-def forward_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
-    """Chunks of y's rows, with those of x that they are made of."""
-    if not _by_rows(found):
+def forward_rows(call: Call, dims: Geometry) -> tuple[Tiling, ...]:
+    """Return the tiling by y's rows, with the rows of x that they need."""
+    if not _can_cut_rows(dims):
         return ()
-    (rows, columns), width, taps = found.out, found.size[1], prod(found.kernel)
-    needed = _met(found)
+    (rows, columns), width, taps = dims.out, dims.size[1], prod(dims.kernel)
+    needed = _input_rows(dims)
 
     def code(call: Call, chunk: Chunk) -> str:
-        top = f"{chunk.begin[OUTER]} * {found.steps[0]} - {found.before[0]} - first"
+        top = f"{chunk.begin[OUTER]} * {dims.steps[0]} - {dims.before[0]} - first"
         line = called(
-            "po_conv", "y", "x", "w", _bias(call, chunk, found.outs), found.outs, found.ins, chunk.count[OUTER],
-            columns, chunk.outputs[0].apart, columns, 1, chunk.inputs[0].apart, "last - first", width, *found.kernel,
-            found.ins * taps, taps, found.kernel[1], 1, top, found.steps[0], found.taps[0], -found.before[1],
-            found.steps[1], found.taps[1], 0, 0,
+            "po_conv", "y", "x", "w", _bias(call, chunk, dims.outs), dims.outs, dims.ins, chunk.count[OUTER],
+            columns, chunk.outputs[0].apart, columns, 1, chunk.inputs[0].apart, "last - first", width, *dims.kernel,
+            dims.ins * taps, taps, dims.kernel[1], 1, top, dims.steps[0], dims.taps[0], -dims.before[1],
+            dims.steps[1], dims.taps[1], 0, 0,
         )  # fmt: skip
-        return _grouped(chunk, found, needed, (found.ins, found.outs), line)
+        return _for_groups(chunk, dims, needed, (dims.ins, dims.outs), line)
 
-    x, y = _slice(found, found.ins, width, needed), _slice(found, found.outs, columns, Rows(rows))
+    x, y = _slice(dims, dims.ins, width, needed), _slice(dims, dims.outs, columns, Rows(rows))
     return (Tiling(Loop(rows), None, (x, *(None for _ in call.inputs[1:])), (y,), code),)
 
 
-def input_rows(call: Call, found: Geometry) -> tuple[Tiling, ...]:
-    """Chunks of dx's rows, with those of dy that meet them."""
-    (height, width), (rows, columns), step = found.size, found.out, found.steps[0]
-    if not _by_rows(found) or height <= step:
+def input_rows(call: Call, dims: Geometry) -> tuple[Tiling, ...]:
+    """Return the tiling by dx's rows, with the rows of dy that meet them."""
+    (height, width), (rows, columns), step = dims.size, dims.out, dims.steps[0]
+    if not _can_cut_rows(dims) or height <= step:
         return ()
-    before = found.before[0]
-    needed = Rows.meeting(rows, step, before, found.reach)
+    before = dims.before[0]
+    needed = Rows.meeting(rows, step, before, dims.reach)
 
     def code(call: Call, chunk: Chunk) -> str:
         line = called(
-            "po_image_by_input", "y", "x", "w", _bias(call, chunk, found.ins), found.outs, found.ins, "last - first",
-            columns, chunk.count[OUTER], width, *found.kernel, *found.steps, *found.taps,
-            f"{before} + {chunk.begin[OUTER]} - {step} * first", found.before[1], chunk.outputs[0].apart,
-            chunk.inputs[0].apart, found.ins * prod(found.kernel), 0,
+            "po_image_by_input", "y", "x", "w", _bias(call, chunk, dims.ins), dims.outs, dims.ins, "last - first",
+            columns, chunk.count[OUTER], width, *dims.kernel, *dims.steps, *dims.taps,
+            f"{before} + {chunk.begin[OUTER]} - {step} * first", dims.before[1], chunk.outputs[0].apart,
+            chunk.inputs[0].apart, dims.ins * prod(dims.kernel), 0,
         )  # fmt: skip
-        return _grouped(chunk, found, needed, (found.outs, found.ins), line)
+        return _for_groups(chunk, dims, needed, (dims.outs, dims.ins), line)
 
-    dy, dx = _slice(found, found.outs, columns, needed), _slice(found, found.ins, width, Rows(height))
+    dy, dx = _slice(dims, dims.outs, columns, needed), _slice(dims, dims.ins, width, Rows(height))
     return (Tiling(Loop(height, step), None, (dy, *(None for _ in call.inputs[1:])), (dx,), code),)
 
 
-def weight_rows(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
-    """Chunks of dy's rows, with those of x that they meet.
+def weight_rows(call: Call, dims: Geometry, optimizer: str) -> tuple[Tiling, ...]:
+    """Return the tiling by dy's rows, with the rows of x that they meet.
 
-    What is summed up so far lies in dW; with an optimizer beside the weights, which are updated.
+    Partial sums lie in dW; with an optimizer, they lie beside the updated weights.
     """
-    if found.images != 1 or not _by_rows(found):
+    if dims.images != 1 or not _can_cut_rows(dims):
         return ()
-    needed = _met(found)
+    needed = _input_rows(dims)
 
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
-        above = f"{found.before[0]} + first - {begin} * {found.steps[0]}"
-        planes = count, found.out[1], "last - first", found.size[1]
-        return block(_span(chunk, needed), _updating(call, chunk, found, optimizer, planes, above, found.out[0]))
+        above = f"{dims.before[0]} + first - {begin} * {dims.steps[0]}"
+        planes = count, dims.out[1], "last - first", dims.size[1]
+        return block(_declare_rows(chunk, needed), _add_chunk(call, chunk, dims, optimizer, planes, above, dims.out[0]))
 
-    dy, x = _slice(found, found.outs, found.out[1], Rows(found.out[0])), _slice(found, found.ins, found.size[1], needed)
-    return (_summing(call, found, Loop(found.out[0]), (dy, x), code, optimizer),)
+    dy, x = _slice(dims, dims.outs, dims.out[1], Rows(dims.out[0])), _slice(dims, dims.ins, dims.size[1], needed)
+    return (_sum_tiling(call, dims, Loop(dims.out[0]), (dy, x), code, optimizer),)
 
 
-def weight_pixels(call: Call, found: Geometry, optimizer: str) -> tuple[Tiling, ...]:
-    """The same of a product of matrices: chunks of pixels, in the parts in which the plain kernel sums them up."""
-    pixels = prod(found.out)
-    if found.images != 1 or not found.pointwise or pixels <= PART:
+def weight_pixels(call: Call, dims: Geometry, optimizer: str) -> tuple[Tiling, ...]:
+    """Return the tiling of a gradient by pointwise weights by pixels, in the parts that the plain kernel sums up."""
+    pixels = prod(dims.out)
+    if dims.images != 1 or not dims.pointwise or pixels <= PART:
         return ()
 
     def code(call: Call, chunk: Chunk) -> str:
         count = chunk.count[OUTER]
-        return _updating(call, chunk, found, optimizer, (1, count, 1, count), "0", pixels)
+        return _add_chunk(call, chunk, dims, optimizer, (1, count, 1, count), "0", pixels)
 
-    dy, x = (_slice(found, channels, 1, Rows(pixels)) for channels in (found.outs, found.ins))
-    return (_summing(call, found, Loop(pixels, PART), (dy, x), code, optimizer),)
-
-
-def _by_rows(found: Geometry) -> bool:
-    """Says whether there are rows, no pad is wider than what the taps reach, and pixels are not alike."""
-    return found.out[0] > 1 and 0 <= found.before[0] <= found.reach and not found.pointwise
+    dy, x = (_slice(dims, channels, 1, Rows(pixels)) for channels in (dims.outs, dims.ins))
+    return (_sum_tiling(call, dims, Loop(pixels, PART), (dy, x), code, optimizer),)
 
 
-def _met(found: Geometry) -> Rows:
-    """The rows of x that rows of y are made of."""
-    return Rows.read(found.size[0], found.steps[0], found.before[0], found.reach)
+def _can_cut_rows(dims: Geometry) -> bool:
+    """Return whether there are rows, no pad is wider than the taps' reach, and it isn't pointwise."""
+    return dims.out[0] > 1 and 0 <= dims.before[0] <= dims.reach and not dims.pointwise
 
 
-def _slice(found: Geometry, channels: int, columns: int, rows: Rows) -> ChunkSlice:
-    return ChunkSlice(OUTER, ELEMENT_BYTES * columns, found.images * found.groups * channels, rows)
+def _input_rows(dims: Geometry) -> Rows:
+    """Return the rows of x that rows of y need."""
+    return Rows.read(dims.size[0], dims.steps[0], dims.before[0], dims.reach)
+
+
+def _slice(dims: Geometry, channels: int, columns: int, rows: Rows) -> ChunkSlice:
+    return ChunkSlice(OUTER, ELEMENT_BYTES * columns, dims.images * dims.groups * channels, rows)
 
 
 def _bias(call: Call, chunk: Chunk, channels: int) -> str:
     return f"(const float *){chunk.inputs[2].at} + g * {channels}" if call.has(2) else "NULL"
 
 
-def _span(chunk: Chunk, needed: Rows) -> str:
+def _declare_rows(chunk: Chunk, needed: Rows) -> str:
     begin, count = chunk.begin[OUTER], chunk.count[OUTER]
     first, last = needed.in_c(begin, f"{begin} + {count}")
     return f"const int32_t first = {first}, last = {last};"
 
 
-def _grouped(chunk: Chunk, found: Geometry, needed: Rows, channels: tuple[int, int], line: str) -> str:
-    """A call for each group of each image: of so many channels of operands x and y, and rows `first` to `last` of x."""
+def _for_groups(chunk: Chunk, dims: Geometry, needed: Rows, channels: tuple[int, int], line: str) -> str:
+    """Return C with a call for each group of each image; `channels` are x's and y's, x has rows `first` to `last`."""
     x, y = chunk.inputs[0], chunk.outputs[0]
-    image = f"(i0 * {found.groups} + g)"
+    image = f"(i0 * {dims.groups} + g)"
     body = block(
         "const int32_t g = i1;",
         f"const float *x = (const float *){x.at} + {image} * {channels[0]} * ({x.apart});",
         f"float *y = (float *){y.at} + {image} * {channels[1]} * ({y.apart});",
-        f"const float *w = (const float *){chunk.inputs[1].at} + g * {found.outs * found.ins * prod(found.kernel)};",
+        f"const float *w = (const float *){chunk.inputs[1].at} + g * {dims.outs * dims.ins * prod(dims.kernel)};",
         line,
     )
-    return block(_span(chunk, needed), loops((found.images, found.groups), body))
+    return block(_declare_rows(chunk, needed), loops((dims.images, dims.groups), body))
 
 
-def _summing(
+def _sum_tiling(
     call: Call,
-    found: Geometry,
+    dims: Geometry,
     loop: Loop,
-    taken: tuple[ChunkSlice, ChunkSlice],
+    slices: tuple[ChunkSlice, ChunkSlice],
     code: Callable[[Call, Chunk], str],
     optimizer: str,
 ) -> Tiling:
-    """A tiling of dy and x, with sums as large as the weights where dW isn't written."""
-    nbytes = ELEMENT_BYTES * found.groups * found.outs * found.ins * prod(found.kernel) if optimizer else 0
-    inputs, outputs = (*taken, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
+    """Return a tiling of dy and x; with an optimizer, scratch has sums as large as the weights."""
+    nbytes = ELEMENT_BYTES * dims.groups * dims.outs * dims.ins * prod(dims.kernel) if optimizer else 0
+    inputs, outputs = (*slices, *(None for _ in call.inputs[2:])), tuple(None for _ in call.outputs)
     return Tiling(loop, None, inputs, outputs, code, scratch_bytes=lambda outer: nbytes)
 
 
-def _updating(
+def _add_chunk(
     call: Call,
     chunk: Chunk,
-    found: Geometry,
+    dims: Geometry,
     optimizer: str,
     planes: tuple[str | int, ...],
     above: str,
     extent: int,
 ) -> str:
-    """Gives what a chunk adds to the sums; with an optimizer, at the end of all `extent` steps the update by them.
+    """Return C that adds a chunk to the sums; with an optimizer, it updates after all `extent` steps.
 
+    Parameters
+    ----------
     planes
         Rows and columns of dy, and of x.
     """
@@ -217,9 +219,9 @@ def _updating(
     return block(
         *declarations,
         called(
-            "po_images_by_weight", *target, dy.at, x.at, 1, found.groups, found.outs, found.ins, *planes,
-            *found.kernel, *found.steps, *found.taps, above, found.before[1], 0, 0, dy.apart, x.apart,
-            found.ins * prod(found.kernel), chunk.scratch if optimizer else news[0], f"{begin} == 0",
+            "po_images_by_weight", *target, dy.at, x.at, 1, dims.groups, dims.outs, dims.ins, *planes,
+            *dims.kernel, *dims.steps, *dims.taps, above, dims.before[1], 0, 0, dy.apart, x.apart,
+            dims.ins * prod(dims.kernel), chunk.scratch if optimizer else news[0], f"{begin} == 0",
             f"{begin} + {count} == {extent}",
         ),
     )  # fmt: skip
@@ -228,10 +230,12 @@ def _updating(
 def written_to(
     call: Call, chunk: Chunk, optimizer: str, olds: Sequence[str], news: Sequence[str]
 ) -> tuple[list[str], tuple[str, str]]:
-    """Says where a gradient by the weights goes, as `po_images_by_weight` is told, and what is declared for that.
+    """Return declarations, and the arguments of `po_images_by_weight` for the destination of a gradient by weights.
 
+    Parameters
+    ----------
     olds, news
-        The weights and the optimizer's states before and after their update; without an optimizer dW.
+        The weights and the optimizer's states before and after their update; without an optimizer, dW.
     """
     if not optimizer:
         return [], (news[0], "NULL")

@@ -1,16 +1,16 @@
 """Gradients of convolutions in one to three dimensions, with any stride, dilation, groups and pads.
 
-dX of a convolution: ConvTranspose, a Conv with the flipped kernel, or one Gemm and Col2Im; by parts of x's channels.
+dX of a convolution has three constructions, each also by parts of x's channels:
 
-| construction | how | workspace |
+| construction | operators | workspace |
 |---|---|---|
-| transposed | ConvTranspose(dY, W) | its kernel's columns of one image: C/group taps L elements |
-| flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and a Conv's own |
+| transposed | ConvTranspose(dY, W) | the kernel's columns of one image: C/group taps L elements |
+| flipped | Conv(dY, W reversed in space, channels swapped), for unit strides | two copies of W, and the Conv's own |
 | folded | one Gemm for all images, Col2Im; two axes, no groups, opset 18 on | twice the columns of all images |
 
-Parts divide that by their number, and cost one dX for putting them together; for `flipped` they never pay. The first
-two read all of W once an image, `folded` once: it is the fastest where an image has few positions for the size of W.
-Estimates are fitted to onnxruntime's kernels (1.31, one thread).
+Parts divide the workspace by their number, and cost one dX for their Concat; for `flipped` they never pay off. The
+first two read all of W once per image, `folded` reads it once: it is the fastest if an image has few positions for the
+size of W. Time estimates are fitted to onnxruntime's kernels (1.31, one thread).
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ Construction = Callable[[OperatorBuilder, Tensor, Tensor, Window, int], Tensor]
 
 
 def input_gradient(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    """The gradient of x [N, C, ...], given that of the output and w [M, C/group, ...]."""
+    """Return the gradient of x [N, C, ...] from that of the output and w [M, C/group, ...]."""
     dx_bytes = dy.shape[0] * w.shape[1] * group * math.prod(window.size) * DTYPE_BYTES[w.dtype]
     return chosen(k.graph, candidates(dy, w, window, group, k.graph.opset), dy.nbytes + dx_bytes).build(k)
 
 
 def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) -> Iterator[Costed]:
-    """Every construction that works for these shapes."""
+    """Yield every construction that is valid for these shapes."""
     batch, positions = dy.shape[0], math.prod(window.out)
     item = DTYPE_BYTES[w.dtype]
     columns = w.shape[1] * window.taps * positions
@@ -103,8 +103,8 @@ def _by_parts(
 
 
 def _foldable(window: Window, opset: int) -> bool:
-    # onnxruntime's Col2Im is wrong for one or three axes where one is dilated; two have a kernel of their own
-    # the first opset that has Col2Im
+    # onnxruntime's Col2Im is wrong for one or three axes if one is dilated; two axes have a separate kernel
+    # ONNX has Col2Im from opset 18 on
     return opset >= 18 and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
 
 
@@ -144,7 +144,7 @@ def _folded(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: in
 
 @register_vjp("Conv", since=1)
 def conv(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Y = X * W + B: three operators, one for each gradient; how each is built is chosen by the shape."""
+    """Differentiate Y = X * W + B: one operator per gradient, whose construction is chosen by the shape."""
     dy = op.only(cotangents)
     w = op.input(1)
     frame = window(op, w.shape[2:])
@@ -165,7 +165,7 @@ def conv(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _attributes(frame: Window, group: int) -> dict[str, object]:
-    """The attributes of the convolution whose gradient it is, with its pads worked out."""
+    """Return the attributes of the convolution that is differentiated, with explicit pads."""
     return {
         "strides": list(frame.strides), "dilations": list(frame.dilations),
         "pads": [*frame.before, *frame.declared_after], "group": group,
@@ -174,7 +174,7 @@ def _attributes(frame: Window, group: int) -> dict[str, object]:
 
 @register_vjp("ConvTranspose", since=1)
 def conv_transpose(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The adjoint of a convolution from Y to X with the same W: dX is that convolution, dW its weight gradient."""
+    """Differentiate the adjoint of a convolution from Y to X by W: dX is the convolution, dW its weight gradient."""
     dy, x, w = op.only(cotangents), op.x, op.input(1)
     frame, group = _adjoint_window(op), op.attr_int("group", 1)
     dx = dw = db = None
@@ -194,7 +194,7 @@ def conv_transpose(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _adjoint_window(op: Primal) -> Window:
-    """The window of the convolution from Y to X; pads that make it end at X's last position."""
+    """Return the window of the convolution from Y to X, with pads that make it end at X's last position."""
     rank = len(op.x.shape) - 2
     kernel, size, out = op.input(1).shape[2:], op.y.shape[2:], op.x.shape[2:]
     strides, dilations = op.attr_ints("strides") or (1,) * rank, op.attr_ints("dilations") or (1,) * rank
@@ -209,5 +209,7 @@ def _adjoint_window(op: Primal) -> Window:
         before = (0,) * rank
     after = tuple(t - b - p for t, b, p in zip(total, before, extra, strict=True))
     if min((*before, *(a + p for a, p in zip(after, extra, strict=True))), default=0) < 0:
-        raise ModelError(f"{op.where}: its pads are negative; no gradient rule covers that")
+        raise ModelError(
+            f"{op.where}: its pads are negative, for which there is no gradient rule; export it with pads of 0 or more"
+        )
     return Window(kernel, strides, dilations, before, tuple(max(a, 0) for a in after), size, out)

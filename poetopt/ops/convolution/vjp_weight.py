@@ -1,22 +1,24 @@
-"""dW of a convolution: seven constructions, and the choice between them by shape.
+"""Constructions of a convolution's dW, of which the shape decides.
 
 With L output positions, K = taps C/group columns and N images:
 
-| construction | how | workspace beside the kernels' |
+| construction | operators | workspace beside the kernels' |
 |---|---|---|
 | images | unfold each image to [K, L] (convolution with one-hot kernels), Gemm with dY, add | its columns, two dW |
-| rows | the same along all axes but the first; along that one dY moves instead | a third of that for 3x3, two dY |
-| taps | images innermost; for each tap what it reads, Gemm with dY there, add | x and dY twice, two dW |
+| rows | `images` along all axes but the first; along the first axis dY moves instead | a third for 3x3, two dY |
+| taps | images innermost; for each tap, Gemm of the elements that it reads with dY, add | x and dY twice, two dW |
 | batch | unfold all images, transpose, one Gemm | twice the columns of all images |
 | swap | x convolved with dY: images for channels, strides for dilations; transposed | x and dY if N > 1, dW |
-| apart | the same with groups for each image, then summed; dY stays as it lies | x if C/group > 1, N dW |
-| flip | dY convolved with x, both reversed in space: dW comes out in its own order | x and dY |
+| apart | `swap` with separate groups for each image, then a sum; dY isn't moved | x if C/group > 1, N dW |
+| flip | dY convolved with x, both reversed in space: dW has the right order of taps | x and dY |
 
-`images` and `rows` can go through the channels in parts, which divides the columns and costs a dW for putting the parts
-together, `taps` through the images in chunks. For groups there are `swap` and `apart`, which is all that leaves a
-depthwise convolution's operands as they lie. The choice is the fastest, by estimates that
-are fitted to onnxruntime's kernels, of those whose operands and workspace stay within what the graph needs elsewhere;
-where none does, the leanest (see `choice`).
+`images` and `rows` can go through the channels in parts, which divides the columns and costs a dW for their Concat.
+`taps` can go through the images in chunks. Groups have `swap` and `apart`; only `apart` doesn't move a depthwise
+convolution's operands.
+
+poetopt chooses the fastest construction whose operands and workspace stay within the RAM that the graph needs
+elsewhere. Time estimates are fitted to onnxruntime's kernels. If none fits, it chooses the one with the least workspace
+(`poetopt.autodiff.alternatives`).
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ from poetopt.ops.convolution.windows import Window
 
 
 def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
-    """The gradient of w [M, C/group, ...], given x [N, C, ...] and that of the output [N, M, ...]."""
+    """Return the gradient of w [M, C/group, ...] from x [N, C, ...] and that of the output [N, M, ...]."""
     problem = WeightProblem(x, dy, w, window, group)
-    found = candidates(problem, apart_in_groups=k.graph.over)
-    return chosen(k.graph, found, x.nbytes + dy.nbytes).build(k)
+    constructions = candidates(problem, apart_in_groups=k.graph.over)
+    return chosen(k.graph, constructions, x.nbytes + dy.nbytes).build(k)
 
 
 def candidates(problem: WeightProblem, *, apart_in_groups: bool = True) -> Iterator[Costed]:
-    """Every construction that works for the problem."""
+    """Yield every construction that is valid for the problem."""
     if problem.group == 1:
         yield from _by_images(problem)
         yield from _by_rows(problem)
@@ -63,7 +65,7 @@ def _moved(problem: WeightProblem) -> float:
 
 
 def _unfolding(elements: float, taps: int, item: int) -> float:
-    # what doesn't stay in a core's own cache has to be fetched again
+    # elements beyond a core's cache have to be fetched again
     return (0.62 if elements * item < 1.6e6 else 0.7) * max(1.0, taps / 9) * elements
 
 
@@ -85,7 +87,7 @@ def _by_images(problem: WeightProblem) -> Iterator[Costed]:
         for turned in (False, True):
             chained = min(n - 1, 2) * w.nbytes
             sums = w.nbytes + (w.nbytes // parts if n > 1 else 0) if parts > 1 or turned else chained
-            # a Gemm copies its right operand to a layout of its own
+            # a Gemm packs its right operand
             packed = 0.13 * (w.shape[0] * parts if turned else count) * n * positions
             yield Costed(
                 f"images/{parts}{'t' if turned else ''}",
@@ -119,7 +121,7 @@ def _by_rows(problem: WeightProblem) -> Iterator[Costed]:
 
 
 def _rows_bytes(problem: WeightProblem, columns: int, moved: int, parts: int) -> int:
-    """Bytes that live with the columns of one part: all moved dY of an image, or of a single part one and dY itself."""
+    """Return the bytes that live beside the columns of one part: all moved dY of an image, or one and dY itself."""
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     if parts > 1:
         return (columns // parts + moved) * problem.item + max(
@@ -145,10 +147,10 @@ def _by_taps(problem: WeightProblem) -> Iterator[Costed]:
             break
         many, chunks = min(chunk, n), -(-n // chunk)
         planes, grads = (many * t.nbytes // n if n > 1 else 0 for t in (x, dy))
-        # while an image is turned, it is there twice
+        # during the transpose of an image there are two copies of it
         turning = max(planes, 2 * grads) if 1 < many < n else grads
         sums = w.nbytes + (w.nbytes // window.taps if chunks > 1 else 0) if chunks > 1 or window.taps > 1 else 0
-        # where the last axis has a stride, runs are as long as there are images
+        # with a stride on the last axis, runs in memory are only as long as the number of images
         runs = 2.0 / many * share * window.taps * columns if window.strides[-1] > 1 else 0.0
         yield Costed(
             f"taps/{chunk}",
@@ -170,13 +172,13 @@ def _whole(problem: WeightProblem) -> Iterator[Costed]:
     if problem.window.unit_stride:
         yield Costed(
             "flip",
-            _product(problem) / _lane(taps, w.shape[1])
+            _product(problem) / _gemm_share(taps, w.shape[1])
             + 0.4 * w.shape[0] * taps * x.size / w.shape[1]
             + _moved(problem)
             + x.size
             + dy.size
             + 2 * steps_ns(1),
-            _both(problem) if n == 1 else _both(problem) * 3 // 2,
+            _operand_bytes(problem) if n == 1 else _operand_bytes(problem) * 3 // 2,
             partial(flip, problem=problem),
         )
     if n > 1:
@@ -189,7 +191,7 @@ def _whole(problem: WeightProblem) -> Iterator[Costed]:
             + 0.5 * w.size
             + 0.5 * _moved(problem)
             + 2 * steps_ns(1),
-            max(2 * columns, columns + dy.nbytes) if columns else _both(problem),
+            max(2 * columns, columns + dy.nbytes) if columns else _operand_bytes(problem),
             partial(unfolded_batch, problem=problem),
         )
 
@@ -200,12 +202,12 @@ def _swapped(problem: WeightProblem) -> Costed:
     unfolded = n * problem.positions * taps * problem.item if width > taps else 0
     return Costed(
         "swap",
-        _product(problem) / _lane(taps, width)
+        _product(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + _moved(problem)
         + 1.5 * w.size
         + 2 * steps_ns(1),
-        (_both(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
+        (_operand_bytes(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
         partial(swap, problem=problem),
     )
 
@@ -217,7 +219,7 @@ def _apart(problem: WeightProblem) -> Costed:
     turned = x.nbytes if w.shape[1] > 1 else 0
     return Costed(
         "apart",
-        _product(problem) / _lane(taps, width)
+        _product(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + turned / problem.item
         + 1.5 * n * w.size
@@ -227,13 +229,13 @@ def _apart(problem: WeightProblem) -> Costed:
     )
 
 
-def _both(problem: WeightProblem) -> int:
-    """Bytes of x and dY."""
+def _operand_bytes(problem: WeightProblem) -> int:
+    """Return the bytes of x and dY."""
     return problem.x.nbytes + problem.dy.nbytes
 
 
-def _lane(taps: int, width: int) -> float:
-    """Says how much of a Gemm's speed is left where it has as few columns as taps: it works on 16 at a time."""
+def _gemm_share(taps: int, width: int) -> float:
+    """Return the share of a Gemm's speed that remains with only `taps` columns: it works on 16 at a time."""
     return 0.85 * taps / (16 * -(-taps // 16)) * min(1.0, width / 8)
 
 
@@ -259,14 +261,14 @@ class WeightProblem:
 
     @property
     def plain(self) -> bool:
-        """Says whether an image is its own unfolding."""
+        """Whether an image is its own unfolding."""
         window = self.window
         padded = any(window.before) or any(window.declared_after)
         return window.taps == 1 and window.unit_stride and not padded
 
     @property
     def columns_bytes(self) -> int:
-        """Size of one image, unfolded; 0 where that is the image."""
+        """Bytes of one unfolded image; 0 if it is its own unfolding."""
         return 0 if self.plain else self.w.shape[1] * self.window.taps * self.positions * self.item
 
     @property
@@ -276,7 +278,7 @@ class WeightProblem:
 
 
 def unfold(k: OperatorBuilder, x: Tensor, problem: WeightProblem) -> Tensor:
-    """x [N, C, ...] -> [N, C taps, L]: a convolution of each plane with one-hot kernels, one for each tap."""
+    """Unfold x [N, C, ...] to [N, C taps, L]: convolve each plane with one-hot kernels, one per tap."""
     window = problem.window
     if problem.plain:
         return k.reshape(x, (*x.shape[:2], problem.positions))
@@ -289,10 +291,12 @@ def unfold(k: OperatorBuilder, x: Tensor, problem: WeightProblem) -> Tensor:
 
 
 def images(k: OperatorBuilder, problem: WeightProblem, parts: int = 1, *, turned: bool = False) -> Tensor:
-    """Image by image, and within an image by `parts` of the channels.
+    """Return dW image by image, and within an image by `parts` of the channels.
 
+    Parameters
+    ----------
     turned
-        The product is columns dY^T, and is transposed at the end: faster where there are fewer channels than columns.
+        Whether the product is columns dY^T, and is transposed at the end: faster for fewer channels than columns.
     """
     x, dy, w = problem.x, problem.dy, problem.w
     width = w.shape[1] // parts
@@ -309,10 +313,10 @@ def images(k: OperatorBuilder, problem: WeightProblem, parts: int = 1, *, turned
 
 
 def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
-    """Image by image: x unfolded along all axes but the first, dY moved along that one; for a unit stride there.
+    """Return dW image by image: x is unfolded along all axes but the first, dY is moved along the first.
 
-    Both get as many rows as x has with its pads, and a row that dY lacks is 0: the product takes (H + taps - 1) / H of
-    the operations, but unfolds to a fraction of the columns.
+    The first axis needs a unit stride. Both operands get the rows of x with its pads, and rows that dY lacks are 0. The
+    product has (H + taps - 1) / H of the operations, but unfolding has a fraction of the columns.
     """
     x, dy, w, window = problem.x, problem.dy, problem.w, problem.window
     tall, others = window.kernel[0], window.kernel[1:]
@@ -322,7 +326,7 @@ def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
     sums: dict[tuple[int, int], Tensor] = {}
     for n in range(problem.batch):
         grads = k.reshape(k.slice(dy, [n], [n + 1], [0]), (w.shape[0], window.out[0] * row))
-        # made for one part alone, each is there only while its product is taken
+        # with one part, each moved dY lives only during its product
         moved = [_moved_down(k, grads, tap, problem) for tap in range(tall)] if parts > 1 else None
         for part in range(parts):
             piece = k.slice(x, [n, part * width], [n + 1, (part + 1) * width], [0, 1])
@@ -341,7 +345,7 @@ def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
 
 
 def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: WeightProblem) -> Tensor:
-    """dY of one image, [M, L], as the rows of x that `tap` of the first axis reads it: [M, L'] with rows of 0."""
+    """Move dY of one image [M, L] to the rows of x that `tap` of the first axis reads: [M, L'] with rows of 0."""
     window = problem.window
     row, height = math.prod(window.out[1:]), window.size[0] + window.before[0] + window.after[0]
     above = tap * window.dilations[0] * row
@@ -349,9 +353,10 @@ def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: WeightProb
 
 
 def by_taps(k: OperatorBuilder, problem: WeightProblem, chunk: int) -> Tensor:
-    """`chunk` images at a time, and tap by tap: dY where the tap reads x, times what it reads, both [channels, rest].
+    """Return dW for `chunk` images at a time, and tap by tap.
 
-    With the images innermost both are runs of memory. What a tap would read in the pads is 0, and isn't computed.
+    A tap multiplies dY at the positions where it reads x by these elements of x, both [channels, rest]. With the images
+    innermost, both are contiguous. Elements in the pads are 0, and aren't computed.
     """
     x, dy, w, window = problem.x, problem.dy, problem.w, problem.window
     inner = [*range(1, 2 + window.rank), 0]
@@ -369,9 +374,9 @@ def by_taps(k: OperatorBuilder, problem: WeightProblem, chunk: int) -> Tensor:
             first = [o[0] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
             last = [o[-1] * s + t * d - b for o, s, t, d, b in _axes(reads, tap, window)]
             read = k.slice(planes, first, [end + 1 for end in last], axes, window.strides)
-            given = k.slice(grads, [o[0] for o in reads], [o[-1] + 1 for o in reads], axes)
-            length = math.prod(given.shape[1:])
-            left, right = k.reshape(given, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
+            gradient = k.slice(grads, [o[0] for o in reads], [o[-1] + 1 for o in reads], axes)
+            length = math.prod(gradient.shape[1:])
+            left, right = k.reshape(gradient, (w.shape[0], length)), k.reshape(read, (w.shape[1], length))
             sums[tap] = k.gemm(left, right, sums.get(tap), trans_b=True)
     joined = k.concat([sums[tap] for tap in taps], 0)
     spread = k.reshape(joined, (*window.kernel, *w.shape[:2]))
@@ -383,7 +388,7 @@ def _axes(reads: list[range], tap: tuple[int, ...], window: Window) -> list[tupl
 
 
 def unfolded_batch(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
-    """All images at once: the sum over images and positions is one Gemm's inner dimension."""
+    """Return dW of all images at once: one Gemm sums over images and positions."""
     w, length = problem.w, problem.batch * problem.positions
     columns = k.transpose(unfold(k, problem.x, problem), [1, 0, 2])
     grads = k.reshape(k.transpose(problem.dy, [1, 0, *range(2, 2 + problem.window.rank)]), (w.shape[0], length))
@@ -391,7 +396,7 @@ def unfolded_batch(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
 
 
 def swap(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
-    """Roles swapped: x is convolved with dY."""
+    """Return dW with swapped roles: x is convolved with dY."""
     x, dy, w, window, group = problem.x, problem.dy, problem.w, problem.window, problem.group
     inputs = w.shape[1]
     axes = range(window.rank)
@@ -407,7 +412,7 @@ def swap(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
 
 
 def apart(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
-    """Roles swapped, with groups of its own for each image: dY is read as it lies, and the images' dW are summed."""
+    """Return dW with swapped roles and separate groups for each image, whose dW are summed: dY isn't moved."""
     x, dy, w, window, n = problem.x, problem.dy, problem.w, problem.window, problem.batch
     outputs, inputs, groups = *w.shape[:2], n * problem.group
     planes = k.reshape(x, (groups, inputs, *window.size))
@@ -423,7 +428,7 @@ def apart(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
 
 
 def flip(k: OperatorBuilder, problem: WeightProblem) -> Tensor:
-    """dY convolved with x, both reversed, so that the taps come out in order; for unit strides."""
+    """Return dW as dY convolved with x, both reversed, so that the taps are in order; for unit strides."""
     window = problem.window
     spatial = [2 + a for a in range(window.rank)]
     grads = k.flip(k.transpose(problem.dy, [1, 0, *spatial]), spatial)

@@ -1,4 +1,4 @@
-"""Describes where windows lie, along their axes, and the gradients of what folds them."""
+"""Windows along spatial axes, and the gradient of Col2Im."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ declare("Col2Im", op=Op(
 
 @dataclass(frozen=True)
 class Window:
-    """A sliding window over `rank` spatial axes of x, and the positions that it takes.
+    """A sliding window over `rank` spatial axes of x, and its positions.
 
+    Attributes
+    ----------
     size, out
         Spatial shape of x, and of the output.
     before
-        Zeros in front of each axis. Those behind follow from the positions: see `after`.
+        Zeros before each axis. The zeros behind follow from the positions (`after`).
     declared_after
-        Zeros behind each axis as the node declares them; a pool's ceil mode may reach beyond.
+        Zeros behind each axis as the node declares them; a pool in ceil mode may reach beyond.
     """
 
     kernel: tuple[int, ...]
@@ -54,7 +56,7 @@ class Window:
 
     @property
     def extent(self) -> tuple[int, ...]:
-        """Gives what the positions cover on each axis, pads included."""
+        """Elements that the positions cover on each axis, including pads."""
         return tuple(
             (o - 1) * s + (k - 1) * d + 1
             for o, s, k, d in zip(self.out, self.strides, self.kernel, self.dilations, strict=True)
@@ -66,19 +68,19 @@ class Window:
         return tuple(e - b - n for e, b, n in zip(self.extent, self.before, self.size, strict=True))
 
     def reads(self, axis: int, tap: int) -> range:
-        """The positions along `axis` whose element `tap` lies in x, not in its pads."""
+        """Return the positions along `axis` whose element `tap` lies in x, not in its pads."""
         stride, offset = self.strides[axis], tap * self.dilations[axis] - self.before[axis]
         first = max(0, -(offset // stride))
         return range(first, max(first, min(self.out[axis], -((offset - self.size[axis]) // stride))))
 
     @property
     def unit_stride(self) -> bool:
-        """Says whether the window moves by one on every axis."""
+        """Whether the window moves by one on every axis."""
         return all(s == 1 for s in self.strides)
 
 
 def window(op: Primal, kernel: Sequence[int]) -> Window:
-    """The window of a Conv or pooling node over its input x [N, C, ...]."""
+    """Return the window of a Conv or pooling node over its input x [N, C, ...]."""
     size, out = op.x.shape[2:], op.y.shape[2:]
     rank = len(size)
     ones = (1,) * rank
@@ -96,12 +98,14 @@ def window(op: Primal, kernel: Sequence[int]) -> Window:
     elif auto == "VALID":
         before = after = (0,) * rank
     elif auto not in {"NOTSET", ""}:
-        raise ModelError(f"{op.where}: unknown auto_pad {auto!r}")
+        raise ModelError(
+            f"{op.where}: auto_pad {auto!r} is unknown; export it with NOTSET, SAME_UPPER, SAME_LOWER or VALID"
+        )
     return Window(tuple(kernel), strides, dilations, tuple(before), tuple(after), size, out)
 
 
 def transposed(k: OperatorBuilder, y: Tensor, w: Tensor, window: Window, group: int = 1) -> Tensor:
-    """The adjoint of the convolution with `w` [M, C/group, ...]: from y's shape back to x's."""
+    """Return the adjoint of the convolution with `w` [M, C/group, ...]: from y's shape back to x's."""
     after = window.after
     attributes: dict[str, object] = {
         "strides": list(window.strides),
@@ -117,9 +121,9 @@ def transposed(k: OperatorBuilder, y: Tensor, w: Tensor, window: Window, group: 
 
 @single("Col2Im", since=18)
 def col2im(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = the windows of dY (im2col): one Gather from its padded planes.
+    """Return dX = the windows of dY (im2col): one Gather from its padded planes.
 
-    Reads nothing but dY; the padded image, and the place of each element of a plane's windows (4 bytes).
+    It reads only dY. Temporaries are the padded image, and the index of each element of a plane's windows (4 bytes).
     """
     frame = _frame(op)
     planes = math.prod(dy.shape[:2])
@@ -137,8 +141,8 @@ def _frame(op: Primal) -> Window:
     pads = op.attr_ints("pads") or (0,) * (2 * rank)
     if rank != 2 and any(d > 1 for d in dilations):
         raise MissingVjpError(
-            f"{op.where}: there is no gradient rule for dilations over {rank} axes, where onnxruntime computes "
-            "something else than ONNX says; fold over two axes, or without dilations"
+            f"{op.where}: there is no gradient rule for dilations over {rank} axes, for which onnxruntime deviates "
+            "from ONNX; fold over two axes, or without dilations"
         )
     out = tuple(
         (n + before + after - d * (k - 1) - 1) // s + 1
@@ -154,7 +158,7 @@ def _frame(op: Primal) -> Window:
 
 
 def _places(k: OperatorBuilder, frame: Window, padded: tuple[int, ...]) -> Tensor:
-    """Says where in a plane each element of each window lies: [taps of each axis, positions of each axis]."""
+    """Return the index in a plane of each element of each window: [taps of each axis, positions of each axis]."""
     parts: list[Tensor] = []
     for axis in range(frame.rank):
         taps, positions = np.arange(frame.kernel[axis]), np.arange(frame.out[axis])

@@ -1,1 +1,1 @@
-"""Describes what computes each element by itself: arithmetic, activations, updates."""
+"""Element-wise ops: arithmetic, activations, updates."""

@@ -1,18 +1,16 @@
-"""Gradients of activations, of what amounts to one, and of quantizers.
+"""Gradients of activations, of fused activations, and of quantizers.
 
-Element-wise functions of one input, and softmax.
+Activations are element-wise functions of one input, and softmax.
 
-Where input and output will both do, a rule reads the one that the backward pass of this graph reads anyway (see
-`Primal.reads_output`), else the output. Formulas keep at most one temporary of the input's size alive where they can.
+If a gradient can be computed from input or output, the rule reads the one that the backward pass of this graph reads
+anyway (`Primal.reads_output`), else the output. Formulas keep at most one temporary of the input's size alive if
+possible.
 
-Where nobody but a MaxPool reads the output, only its maxima have a gradient other than 0, and the derivative there can
-be had from the maxima: the product is taken with these before it is put in its places (see `Spread`), and the output
-itself isn't kept.
+If only a MaxPool reads the output, only its maxima have a gradient other than 0, and the derivative there follows from
+the maxima. So the product with the maxima comes before their scatter (`Spread`), and the output itself isn't kept.
 
-Gelu and Erf.
-
-Gelu's gradient reads X alone: of its forward formula nothing can be had from Y without dividing by X. At most
-three temporaries of X's size are alive at once.
+Gelu's gradient reads X alone, as its derivative doesn't follow from Y without dividing by X. At most three temporaries
+of X's size are alive at once.
 """
 
 from __future__ import annotations
@@ -92,23 +90,23 @@ declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0), value=np.tanh))
 
 @register_vjp("Relu", since=6)
 def relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > 0, and so where Y > 0: either decides."""
+    """Return dX = dY where X > 0, or where Y > 0, which is the same."""
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.either(k))
     dx = masked(k, dy, positive(k, y))
     k.amounts_to("Relu.grad_input", [dy, y], [dx])
-    return (_placed(op, spread, dx),)
+    return (_scatter_spread(op, spread, dx),)
 
 
 def _spread(op: Primal, cotangents: Cotangents) -> Spread | None:
-    """Says how dY comes from a MaxPool, where one alone reads Y."""
+    """Return how dY comes from a MaxPool; None unless only a MaxPool reads Y."""
     dy = cotangents[0]
     return op.builder.spreads.get(dy.name) if dy is not None and op.builder.maxima else None
 
 
-def _placed(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
-    """dX, given that of the maxima where there is a spread."""
+def _scatter_spread(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
+    """Return dX from the gradient of X or, with a spread, of the maxima."""
     if spread is None:
         return dx
     return spread.put(op.builder.operator(f"{op.operator.name}.grad_places", spread.kind), dx)
@@ -116,62 +114,67 @@ def _placed(op: Primal, spread: Spread | None, dx: Tensor) -> Tensor:
 
 @register_vjp("LeakyRelu", since=6)
 def leaky_relu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > 0, else alpha dY. Y has the sign of X where alpha > 0, and serves for it."""
+    """Return dX = dY where X > 0, else alpha dY. For alpha > 0, Y has the sign of X and replaces it."""
     alpha = op.attr_float("alpha", 0.01)
     k = op.emit("grad_input")
     spread = _spread(op, cotangents) if alpha > 0 else None
     dy = spread.gradient if spread else op.only(cotangents)
     step = positive(k, spread.maxima if spread else op.either(k) if alpha > 0 else op.x)
     dx = k.mul(dy, affine(k, step, 1.0 - alpha, alpha)) if alpha else masked(k, dy, step)
-    return (_placed(op, spread, dx),)
+    return (_scatter_spread(op, spread, dx),)
 
 
 @register_vjp("Clip", since=11)
 def clip(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X, and so Y, lies strictly between the bounds: either decides. Else the bound that Y is gets dY.
+    """Return dX = dY where X (or Y, which is the same) lies strictly between the bounds.
 
-    Where the lower bound is above the upper one, Y is the upper one.
+    Elsewhere the bound that Y equals gets dY. If the lower bound is above the upper one, Y is the upper one.
     """
     dy = op.only(cotangents)
     if not (op.has(1) or op.has(2)):
         return (dy,)
-    return (_clipped(op, cotangents) if op.need(0) else None, *(_bound(op, dy, index) for index in (1, 2)))
+    return (
+        _clip_gradient(op, cotangents) if op.need(0) else None,
+        *(_bound_gradient(op, dy, index) for index in (1, 2)),
+    )
 
 
-def _bound(op: Primal, dy: Tensor, index: int) -> Tensor | None:
-    """The sum of dY where Y is the bound that input `index` has."""
+def _bound_gradient(op: Primal, dy: Tensor, index: int) -> Tensor | None:
+    """Return the sum of dY where Y equals the bound of input `index`."""
     if not op.need(index):
         return None
     k = op.emit("grad_bound")
     off = k.compare("Less", op.y, op.input(2)) if op.has(2) else None
     if index == 2 and off is not None:
-        there = k.node("Not", [off], off.shape, "bool")
+        at_bound = k.node("Not", [off], off.shape, "bool")
     else:
         above = k.compare("Greater", op.y, op.input(1))
-        there = k.node("Not", [above], above.shape, "bool")
-        there = there if off is None else k.binary("And", there, off)
-    return k.sum_to(masked(k, dy, k.cast(there, dy.dtype)), op.input(index).shape)
+        at_bound = k.node("Not", [above], above.shape, "bool")
+        at_bound = at_bound if off is None else k.binary("And", at_bound, off)
+    return k.sum_to(masked(k, dy, k.cast(at_bound, dy.dtype)), op.input(index).shape)
 
 
-def _clipped(op: Primal, cotangents: Cotangents) -> Tensor:
-    """The gradient of X."""
+def _clip_gradient(op: Primal, cotangents: Cotangents) -> Tensor:
+    """Return the gradient of X."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (dy, op.either(k))
     bounds = [(op.input(index), index == 1) for index in (1, 2) if op.has(index)]
     known = {"low" if below else "high": _constant(op, bound) for bound, below in bounds}
-    given = dy
-    limited = None if y is op.x else _off_both(k, dy, y, known)
-    dy = limited or _off_each(op, k, dy, y, bounds)
+    original = dy
+    limited = None if y is op.x else _mask_both_bounds(k, dy, y, known)
+    dy = limited or _mask_each_bound(op, k, dy, y, bounds)
     if all(value is not None and value.size == 1 for value in known.values()):
         limits = {name: float(value.reshape(())) for name, value in known.items() if value is not None}
-        k.amounts_to("Clip.grad_input", [given, y], [dy], **limits)
-    return _placed(op, spread, dy)
+        k.amounts_to("Clip.grad_input", [original, y], [dy], **limits)
+    return _scatter_spread(op, spread, dy)
 
 
-def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]) -> Tensor:
-    """dY where y lies off each bound, given with whether it is the lower one; else 0."""
+def _mask_each_bound(
+    op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Sequence[tuple[Tensor, bool]]
+) -> Tensor:
+    """Return dY where y differs from each bound, else 0; `bounds` pairs each bound with whether it is the lower one."""
     steps = [strictly_inside(k, y, _constant(op, bound), below) for bound, below in bounds]
     for (bound, below), step in zip(bounds, steps, strict=True):
         if step is None:
@@ -180,10 +183,10 @@ def _off_each(op: Primal, k: OperatorBuilder, dy: Tensor, y: Tensor, bounds: Seq
     return dy
 
 
-def _off_both(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Array | None]) -> Tensor | None:
-    """The same for y between 0 and a constant, by one temporary instead of two: y is made 0 at its upper bound first.
+def _mask_both_bounds(k: OperatorBuilder, dy: Tensor, y: Tensor, known: Mapping[str, Array | None]) -> Tensor | None:
+    """Return dY where y differs from 0 and from a constant, by one temporary: y becomes 0 at its upper bound first.
 
-    None for other bounds. y must be clipped: an infinite one would become NaN.
+    Return None for other bounds. y must be clipped: an infinite y would become NaN.
     """
     low, high = known.get("low"), known.get("high")
     if low is None or high is None or low.size != 1 or low.any():
@@ -196,35 +199,37 @@ def _constant(op: Primal, tensor: Tensor) -> Array | None:
     return op.builder.values.get(tensor.name) if tensor.role is Role.CONSTANT else None
 
 
-def _bent(op: Primal, cotangents: Cotangents, made: Callable[[OperatorBuilder, Tensor, Tensor], Tensor]) -> Tensor:
-    """dX of dY and Y, as one kernel where Y needn't be computed again."""
+def _from_output(
+    op: Primal, cotangents: Cotangents, build: Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
+) -> Tensor:
+    """Return dX from dY and Y, as a fused op unless Y has to be computed again."""
     k = op.emit("grad_input")
     spread = _spread(op, cotangents)
     dy, y = (spread.gradient, spread.maxima) if spread else (op.only(cotangents), op.result(k))
-    again = len(k.nodes)
-    dx = made(k, dy, y)
-    if not again:
+    recomputed = len(k.nodes)
+    dx = build(k, dy, y)
+    if not recomputed:
         k.amounts_to(f"{op.node.op_type}.grad_input", [dy, y], [dx])
-    return _placed(op, spread, dx)
+    return _scatter_spread(op, spread, dx)
 
 
 @register_vjp("Sigmoid", since=6)
 @register_vjp("Sigmoid", since=1, domain=DOMAIN)
 def sigmoid(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY Y (1 - Y)."""
-    return (_bent(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
+    """Return dX = dY Y (1 - Y)."""
+    return (_from_output(op, cotangents, lambda k, dy, y: k.mul(k.mul(dy, y), k.sub(k.graph.scalar(1.0, y.dtype), y))),)
 
 
 @register_vjp("Tanh", since=6)
 def tanh(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY (1 - Y^2)."""
-    return (_bent(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
+    """Return dX = dY (1 - Y^2)."""
+    return (_from_output(op, cotangents, lambda k, dy, y: k.mul(dy, k.sub(k.graph.scalar(1.0, y.dtype), k.mul(y, y)))),)
 
 
 @register_vjp("Softmax", since=1, domain=DOMAIN)
 @single("Softmax", since=13)
 def softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = Y (dY - sum(dY Y)) along the axis."""
+    """Return dX = Y (dY - sum(dY Y)) along the axis."""
     y = op.y
     inner = k.reduce_sum(k.mul(dy, y), [op.attr_int("axis", -1)])
     dx = k.mul(k.sub(dy, inner), y)
@@ -234,7 +239,7 @@ def softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("LogSoftmax", since=13)
 def log_softmax(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY - exp(Y) sum(dY) along the axis."""
+    """Return dX = dY - exp(Y) sum(dY) along the axis."""
     y = op.y
     total = k.reduce_sum(dy, [op.attr_int("axis", -1)])
     return k.sub(dy, k.mul(k.unary("Exp", y), total))
@@ -247,9 +252,10 @@ _CUBIC = 0.044715
 @register_vjp("Gelu", since=1, domain=DOMAIN)
 @single("Gelu", since=20)
 def gelu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """With erf: dX = dY (P + X p), P and p the normal distribution and its density.
+    """Return dX = dY (P + X p) for erf; P and p are the normal distribution and its density.
 
-    With tanh, Y = X s(u), s the sigmoid and u = 2 sqrt(2 / pi) (X + 0.044715 X^3): dX = dY (s + X u' s (1 - s)).
+    For tanh, Y = X s(u), with the sigmoid s and u = 2 sqrt(2 / pi) (X + 0.044715 X^3). Then
+    dX = dY (s + X u' s (1 - s)).
     """
     x = op.x
     if op.attr_text("approximate", "none") == "tanh":
@@ -271,21 +277,21 @@ def gelu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("Celu", since=12)
 def celu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY where X > 0, else dY (Y / alpha + 1). Reads Y; two temporaries."""
+    """Return dX = dY where X > 0, else dY (Y / alpha + 1). It reads Y; two temporaries."""
     below = k.binary("Min", op.result(k), k.graph.scalar(0.0, op.y.dtype))
     return k.mul(dy, affine(k, below, 1.0 / op.attr_float("alpha", 1.0), 1.0))
 
 
 @single("Softsign", since=1)
 def softsign(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY (1 - |Y|)^2. Reads Y; two temporaries."""
+    """Return dX = dY (1 - |Y|)^2. It reads Y; two temporaries."""
     rest = affine(k, k.unary("Abs", op.result(k)), -1.0, 1.0)
     return k.mul(k.mul(dy, rest), rest)
 
 
 @single("ThresholdedRelu", since=10)
 def thresholded_relu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY where X > alpha, which is where Y > 0 unless alpha is negative. Reads X or Y; two temporaries."""
+    """Return dX = dY where X > alpha (or Y > 0, unless alpha is negative). It reads X or Y; two temporaries."""
     alpha = op.attr_float("alpha", 1.0)
     if alpha >= 0 and op.reads_output(k):
         return masked(k, dy, positive(k, op.y))
@@ -295,9 +301,9 @@ def thresholded_relu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 @register_vjp("Swish", since=1, domain=DOMAIN)
 @single("Swish", since=24)
 def swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """With s = sigmoid(alpha X) and Y = X s: dX = dY (s + alpha Y (1 - s)). Reads X, and Y where it is kept anyway.
+    """Return dX = dY (s + alpha Y (1 - s)), with s = sigmoid(alpha X) and Y = X s.
 
-    Three temporaries.
+    It reads X, and Y if it is kept anyway; three temporaries.
     """
     alpha = op.attr_float("alpha", 1.0)
     s = k.unary("Sigmoid", k.mul(op.x, alpha))
@@ -307,7 +313,7 @@ def swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @register_vjp("Mean", since=8)
 def mean(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Every operand gets its share of dY."""
+    """Return an equal share of dY for every operand."""
     share = op.emit("grad_input").mul(op.only(cotangents), 1.0 / len(op.inputs))
     return (share,) * len(op.inputs)
 
@@ -318,33 +324,39 @@ declare_nondifferentiable("DequantizeLinear", inputs=(1, 2), domain=STRAIGHT)
 
 @register_vjp("DequantizeLinear", since=10, domain=STRAIGHT)
 def dequantize(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient itself, for the integers."""
+    """Return dY as the gradient of the integers."""
     return op.only(cotangents), None, None
 
 
 @register_vjp("QuantizeLinear", since=10, domain=STRAIGHT)
 def quantize(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where round(x / scale) + zero point is a number of the integer type, 0 where it is clipped.
+    """Return dX = dY where round(x / scale) + zero point is in the range of the integer type, 0 where it is clipped.
 
-    Reads X; three temporaries of its size.
+    It reads X; three temporaries of its size.
     """
     dy, x = op.only(cotangents), op.x
     if op.y.dtype not in {"int8", "uint8", "int16", "uint16"}:
-        raise MissingVjpError(f"{op.where}: there is no straight-through gradient for {op.y.dtype}")
+        raise MissingVjpError(
+            f"{op.where}: there is no straight-through gradient for {op.y.dtype}; quantize to int8, uint8, int16 or "
+            "uint16"
+        )
     limits = np.iinfo(op.y.dtype)
     k = op.emit("grad_input")
-    places = k.unary("Round", k.div(x, _along(op, k, op.input(1))))
+    places = k.unary("Round", k.div(x, _broadcast_setting(op, k, op.input(1))))
     if op.has(2):
-        places = k.add(places, k.cast(_along(op, k, op.input(2)), x.dtype))
+        places = k.add(places, k.cast(_broadcast_setting(op, k, op.input(2)), x.dtype))
     bounds = [k.graph.scalar(float(bound), x.dtype) for bound in (limits.min, limits.max)]
     clipped = k.node("Clip", [places, *bounds], x.shape, x.dtype)
     return masked(k, dy, k.cast(k.compare("Equal", places, clipped), dy.dtype)), None, None
 
 
-def _along(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:
-    """A scale or zero point as it broadcasts over x: one for all, or one for each place along the axis."""
+def _broadcast_setting(op: Primal, k: OperatorBuilder, setting: Tensor) -> Tensor:
+    """Reshape a scale or zero point to broadcast over x: one for all, or one for each position along the axis."""
     if op.attr_int("block_size", 0):
-        raise MissingVjpError(f"{op.where}: there is no straight-through gradient for scales of blocks (block_size)")
+        raise MissingVjpError(
+            f"{op.where}: there is no straight-through gradient for scales of blocks (block_size); use one scale per "
+            "tensor or axis"
+        )
     if setting.size == 1:
         return k.reshape(setting, ())
     rank = len(op.x.shape)

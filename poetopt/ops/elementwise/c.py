@@ -1,4 +1,4 @@
-"""Element-wise ops: one loop nest each, with broadcasting by strides of 0. Output may lie on an operand of its size."""
+"""Element-wise ops: one loop nest each, with strides of 0 for broadcasting. Outputs may overwrite operands."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ SCALARS = frozenset({"float32", "float64"})
 NUMBERS = SCALARS | {"int64", "int32"}
 ANY = frozenset(C_TYPES)
 LETTERS = "abcdefgh"
-"""What an expression calls the elements of the operands."""
+"""Names of the operands' elements in an expression."""
 
 Expression = str | Callable[[Call], str]
-"""What is written, of the elements {a}, {b}, {c}, ..."""
+"""C expression of the result in terms of the elements {a}, {b}, {c}, ..."""
 
 
 def elementwise(
@@ -42,20 +42,22 @@ def elementwise(
     constants: tuple[int, ...] = (),
     refuses: Callable[[Call], str | None] | None = None,
 ) -> Kernel:
-    """A kernel of the element-wise family.
+    """Return a kernel of the element-wise family.
 
+    Parameters
+    ----------
     types
-        Of operands and result; what is written as bool may always be.
+        Element types of operands and result; bool is always allowed.
     refuses
-        What else is refused.
+        Returns further reasons to refuse a call.
     """
 
     def refused(call: Call) -> str | None:
         if len(call.inputs) > len(LETTERS):
-            return f"{op_type} of {len(call.inputs)} operands; it has {len(LETTERS)}"
+            return f"{op_type} of {len(call.inputs)} operands is not supported; at most {len(LETTERS)} are"
         for tensor in (*call.inputs, *call.outputs):
             if tensor is not None and tensor.dtype not in types | {"bool"}:
-                return f"{op_type} of {tensor.dtype}: it has {', '.join(sorted(types))}"
+                return f"{op_type} of {tensor.dtype} is not supported (supported: {', '.join(sorted(types)) or 'bool'})"
         return refuses(call) if refuses is not None else None
 
     def code(call: Call, arguments: Arguments) -> str:
@@ -121,7 +123,7 @@ def _power(call: Call) -> str:
 
 
 def _divided(call: Call, kind: str) -> str:
-    """A division of whole numbers, which has a result for a divisor of 0 too: data may hold one."""
+    """Return an integer division that has a result for a divisor of 0 too, which data may contain."""
     return f"po_{kind}_{'int64_t' if call.output().dtype == 'int64' else 'int32_t'}({{a}}, {{b}})"
 
 
@@ -143,7 +145,7 @@ def _rest(call: Call) -> str:
 
 def _real_rest(call: Call) -> str | None:
     floats = call.output().dtype in SCALARS
-    return "Mod of floats without fmod" if floats and not call.integer("fmod", 0) else None
+    return "Mod of floats without fmod=1 is not supported" if floats and not call.integer("fmod", 0) else None
 
 
 def _folded(pair: str) -> Callable[[Call], str]:
@@ -162,7 +164,7 @@ def _sign(call: Call) -> str:
 
 
 def _bounds(call: Call) -> str:
-    """The incoming gradient where the result lies strictly between the bounds."""
+    """Return the expression of the gradient where the result lies strictly between the bounds, else 0."""
     tests = [
         f"{{b}} {sign} {c_float(call.number(name, 0.0))}"
         for sign, name in ((">", "low"), ("<", "high"))
@@ -223,9 +225,9 @@ KERNELS: tuple[Kernel, ...] = (
         ANY,
         (),
     ),
-    # of the operand (or of the incoming gradient), the factor, the mask
+    # inputs: the operand (or the incoming gradient), the factor, the mask
     elementwise("Dropout", "({c} ? {a} * {b} : 0.0f)", domain=OWN_DOMAIN),
-    # gradients: the incoming one first, which the result may lie on
+    # gradients: the incoming gradient is first, and the result may overwrite it
     elementwise("Relu.grad_input", "({b} > 0.0f ? {a} : 0.0f)", domain=OWN_DOMAIN),
     elementwise("Clip.grad_input", _bounds, domain=OWN_DOMAIN),
     elementwise("Sigmoid.grad_input", "{a} * ({b} * (1.0f - {b}))", domain=OWN_DOMAIN),

@@ -1,4 +1,4 @@
-"""Updates of parameters by their gradients."""
+"""Kernels that update parameters by their gradients."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block
 
 @dataclass(frozen=True)
 class Rule:
-    """Says how an optimizer's update is called in C.
+    """The call of an optimizer's update in C.
 
+    Attributes
+    ----------
     name
-        In the header.
+        Its name in the header.
     states
-        How many states a parameter has.
+        Number of states of a parameter.
     scalars
-        In the order of the header: a letter for each that the op reads, in its order, and numbers.
+        The scalars in the header's order: a letter for each that the op reads, in its order, or a number.
     """
 
     name: str
@@ -36,25 +38,27 @@ RULES: Mapping[str, Rule] = {
 
 
 def update_inputs(optimizer: str, gradient: int) -> int:
-    """Says how many inputs an update has whose gradient takes `gradient` of them."""
+    """Return the number of inputs of an update whose gradient has `gradient` inputs."""
     rule = RULES[optimizer]
     return gradient + 1 + rule.states + sum(letter.isalpha() for letter in rule.scalars)
 
 
 def declared(call: Call, arguments: Arguments, optimizer: str, places: tuple[int, ...], scalars: int) -> list[str]:
-    """`const po_update u = ...`, and what it is made of.
+    """Return the declaration `const po_update u = ...` and those of its operands.
 
+    Parameters
+    ----------
     places, scalars
-        Which inputs are the parameter and its states, and where the scalars begin.
+        Positions of the inputs that are the parameter and its states, and the position of the first scalar.
     """
     rule = RULES[optimizer]
     letters = [letter for letter in rule.scalars if letter.isalpha()]
-    found = [read(f"by_{n}", call.input(scalars + k), arguments.inputs[scalars + k]) for k, n in enumerate(letters)]
+    reads = [read(f"by_{n}", call.input(scalars + k), arguments.inputs[scalars + k]) for k, n in enumerate(letters)]
     missing = ["NULL"] * (2 - rule.states)
     old = [arguments.inputs[place] for place in places] + missing
     new = [*arguments.outputs[: 1 + rule.states], *missing]
     values = (f"by_{letter}[0]" if letter.isalpha() else f"{letter}.0f" for letter in rule.scalars)
-    return [*found, f"const po_update u = {{{rule.name}, {', '.join((*old, *new))}, {{{', '.join(values)}}}}};"]
+    return [*reads, f"const po_update u = {{{rule.name}, {', '.join((*old, *new))}, {{{', '.join(values)}}}}};"]
 
 
 def _kernel(optimizer: str) -> Kernel:
@@ -71,7 +75,7 @@ def _kernel(optimizer: str) -> Kernel:
 
     def refuses(call: Call) -> str | None:
         if len(call.inputs) not in (plain, plain + 1):
-            return f"an update by {optimizer} of {len(call.inputs)} operands"
+            return f"an update by {optimizer} of {len(call.inputs)} operands is not supported"
         return real(call)
 
     return Kernel(

@@ -1,4 +1,4 @@
-"""Gradients of arithmetic and of functions of each element."""
+"""Gradients of arithmetic and of element-wise functions."""
 
 from __future__ import annotations
 
@@ -78,14 +78,14 @@ declare("Where", op=each(flops=1, blocked=(0,), range=behind.choice, workspace=k
 
 @register_vjp("Add", since=7)
 def add(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Both operands get dY itself."""
+    """Return dA = dB = dY."""
     dy = op.only(cotangents)
     return dy, dy
 
 
 @register_vjp("Sub", since=7)
 def sub(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dA = dY, dB = -dY."""
+    """Return dA = dY, dB = -dY."""
     dy = op.only(cotangents)
     db = None
     if op.need(1):
@@ -96,7 +96,7 @@ def sub(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Mul", since=7)
 def mul(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dA = dY B, dB = dY A."""
+    """Return dA = dY B, dB = dY A."""
     dy = op.only(cotangents)
     a, b = op.input(0), op.input(1)
     return (
@@ -107,7 +107,7 @@ def mul(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Div", since=7)
 def div(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dA = dY / B, dB = -dY Y / B, or -dY A / B^2 where A is there anyway and Y is not, or is smaller."""
+    """Return dA = dY / B, dB = -dY Y / B, or -dY A / B^2 if only A is kept anyway, or is smaller than Y."""
     dy = op.only(cotangents)
     b = op.input(1)
     da = op.emit("grad_input").div(dy, b) if op.need(0) else None
@@ -123,10 +123,10 @@ def div(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Mod", since=10)
 def mod(op: Primal, cotangents: Cotangents) -> Gradients:
-    """With Y = A - N B, N the whole part of A / B: dA = dY, dB = -dY N.
+    """Return dA = dY, dB = -dY N, with Y = A - N B and N the integer part of A / B.
 
-    N is (A - Y) / B, rounded: the whole part of the quotient itself would err where that is next to an integer.
-    Reads A and B, and Y where it is kept anyway.
+    N is computed as (A - Y) / B, rounded: the integer part of the quotient itself would be wrong next to an integer.
+    It reads A and B, and Y if it is kept anyway.
     """
     dy = op.only(cotangents)
     if not op.attr_int("fmod", 0):
@@ -142,30 +142,30 @@ def mod(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Sum", since=8)
 def sum_of_operands(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Every operand gets dY."""
+    """Return dY for every operand."""
     return (op.only(cotangents),) * len(op.inputs)
 
 
-def _inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
-    """1 where low < x < high, else 0."""
+def _is_inside(k: OperatorBuilder, x: Tensor, low: float, high: float) -> Tensor:
+    """Return 1 where low < x < high, else 0."""
     both = k.binary("And", k.compare("Greater", x, low), k.compare("Less", x, high))
     return k.cast(both, x.dtype)
 
 
-def _plus(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
+def _add_scalar(k: OperatorBuilder, x: Tensor, value: float) -> Tensor:
     return k.add(x, k.graph.scalar(value, x.dtype)) if value else x
 
 
 @single("Reciprocal", since=6)
 def reciprocal(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = -dY Y^2."""
+    """Return dX = -dY Y^2."""
     y = op.result(k)
     return k.mul(k.mul(dy, y), k.neg(y))
 
 
 @register_vjp("Pow", since=7)
 def power(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY E X^(E-1); dE = dY Y log(X), 0 where X <= 0."""
+    """Return dX = dY E X^(E-1); dE = dY Y log(X), 0 where X <= 0."""
     dy = op.only(cotangents)
     x, e = op.input(0), op.input(1)
     dx = de = None
@@ -179,7 +179,7 @@ def power(op: Primal, cotangents: Cotangents) -> Gradients:
             dx = k.mul(k.mul(dy, base), number)
         else:
             exponent = k.cast(e, x.dtype)
-            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _plus(k, exponent, -1.0)))
+            dx = k.mul(k.mul(dy, exponent), k.binary("Pow", x, _add_scalar(k, exponent, -1.0)))
     if op.need(1):
         k = op.emit("grad_exponent")
         safe = k.where(k.compare("Greater", x, 0.0), x, 1.0)
@@ -189,7 +189,7 @@ def power(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Where", since=9)
 def where(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Each choice gets dY where it was taken."""
+    """Return dY for each choice where it was chosen."""
     dy, condition = op.only(cotangents), op.input(0)
     da = db = None
     if op.need(1):
@@ -203,15 +203,15 @@ def where(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _extreme(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Operands that equal the result share its gradient."""
+    """Share the gradient among the operands that equal the result."""
     dy = op.only(cotangents)
     operands = [op.input(i) for i in range(len(op.inputs))]
-    wanted = [index for index in range(len(operands)) if op.need(index)]
+    required = [index for index in range(len(operands)) if op.need(index)]
     gradients: list[Tensor | None] = [None] * len(operands)
-    # the gradients of up to four operands are operators of their own; those of more are one's, which compares once
-    for group in [wanted] if len(wanted) > 4 else [[index] for index in wanted]:
+    # up to four operands have one operator per gradient; more operands share one operator, which compares once
+    for group in [required] if len(required) > 4 else [[index] for index in required]:
         k = op.emit("grad_input")
-        # all operands are read, so the result can be found again instead of being kept
+        # all operands are read, so the result can be recomputed instead of being kept
         y = op.y if op.builder.kept(op.y) else k.node(op.node.op_type, operands, op.y.shape, op.y.dtype)
         masks = [k.cast(k.compare("Equal", operand, y), dy.dtype) for operand in operands]
         winners = masks[0]
@@ -227,13 +227,16 @@ for _op in ("Max", "Min"):
 
 
 def _exponential(k: OperatorBuilder, op: Primal, dy: Tensor, above: float, alpha: float) -> Tensor:
-    """dX = above dY where X > 0, else offset dY exp(X) = dY (Y + offset); for usual settings Y has the sign of X."""
+    """Return dX = above dY where X > 0, else offset dY exp(X) = dY (Y + offset).
+
+    For usual settings Y has the sign of X.
+    """
     offset = above * op.attr_float("alpha", alpha)
     if above <= 0 or offset < 0:
         below = k.mul(k.unary("Exp", k.binary("Min", op.x, k.graph.scalar(0.0, op.x.dtype))), offset)
         return k.mul(dy, k.add(below, k.mul(positive(k, op.x), above - offset)))
     y = op.result(k)
-    factor = _plus(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
+    factor = _add_scalar(k, k.binary("Min", y, k.graph.scalar(0.0, y.dtype)), offset)
     if above != offset:
         factor = k.add(factor, k.mul(positive(k, y), above - offset))
     return k.mul(dy, factor)
@@ -241,26 +244,26 @@ def _exponential(k: OperatorBuilder, op: Primal, dy: Tensor, above: float, alpha
 
 @single("Softplus", since=1)
 def softplus(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY sigmoid(X); from Y it is 1 - exp(-Y) = 2 t / (1 + t), t = tanh(Y / 2), which cancels nothing."""
+    """Return dX = dY sigmoid(X), or from Y without cancellation 1 - exp(-Y) = 2 t / (1 + t), t = tanh(Y / 2)."""
     if not op.reads_output(k, default=False):
         return k.mul(dy, k.unary("Sigmoid", op.x))
     t = k.unary("Tanh", k.mul(op.y, 0.5))
-    return k.mul(dy, k.div(k.mul(t, 2.0), _plus(k, t, 1.0)))
+    return k.mul(dy, k.div(k.mul(t, 2.0), _add_scalar(k, t, 1.0)))
 
 
 @register_vjp("HardSwish", since=1, domain=DOMAIN)
 @single("HardSwish", since=14)
 def hard_swish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
+    """Return dX = dY (X / 3 + 1/2) within (-3, 3), dY above, 0 below."""
     x = op.x
-    middle = k.mul(_plus(k, k.mul(x, 1 / 3), 0.5), _inside(k, x, -3.0, 3.0))
+    middle = k.mul(_add_scalar(k, k.mul(x, 1 / 3), 0.5), _is_inside(k, x, -3.0, 3.0))
     return masked(k, dy, k.add(middle, k.cast(k.compare("GreaterOrEqual", x, 3.0), x.dtype)))
 
 
 @register_vjp("Mish", since=1, domain=DOMAIN)
 @single("Mish", since=18)
 def mish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""
+    """Return dX = dY (t + X sigmoid(X) (1 - t^2)) with t = tanh(softplus(X))."""
     x = op.x
     t = k.unary("Tanh", k.unary("Softplus", x))
     slope = k.mul(k.mul(x, k.unary("Sigmoid", x)), k.sub(k.graph.scalar(1.0, x.dtype), k.mul(t, t)))
@@ -269,7 +272,7 @@ def mish(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @register_vjp("PRelu", since=7)
 def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY where X > 0, else slope dY; dSlope = dY min(X, 0)."""
+    """Return dX = dY where X > 0, else slope dY; dSlope = dY min(X, 0)."""
     dy, x, slope = op.only(cotangents), op.input(0), op.input(1)
     dx = dslope = None
     if op.need(0):
@@ -283,7 +286,7 @@ def prelu(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _square(k: OperatorBuilder, x: Tensor, scale: float, bias: float) -> Tensor:
-    """scale x^2 + bias."""
+    """Return scale x^2 + bias."""
     return affine(k, k.mul(x, x), scale, bias)
 
 
@@ -315,7 +318,7 @@ SINGLE: Mapping[tuple[str, int], Single] = {
     ),
     # alpha dY where 0 < Y < 1
     ("HardSigmoid", 6): lambda k, op, dy: k.mul(
-        masked(k, dy, _inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)
+        masked(k, dy, _is_inside(k, op.result(k), 0.0, 1.0)), op.attr_float("alpha", 0.2)
     ),
 }
 for (_op, _since), _rule in SINGLE.items():

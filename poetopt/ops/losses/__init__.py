@@ -1,5 +1,4 @@
 """Softmax, cross-entropy and likelihood."""
 
 LINEAR = "LinearCrossEntropy"
-"""The operator of a linear layer with the cross-entropy of its scores (`poetopt.autodiff.linear_loss`): no ONNX
-op."""
+"""The fused op of a linear layer and the cross-entropy of its scores (`poetopt.autodiff.linear_loss`); no ONNX op."""

@@ -1,4 +1,4 @@
-"""Softmax and cross-entropy in C, with their gradients: along one axis, in chunks of rows or of positions behind it."""
+"""Softmax and cross-entropy in C with their gradients, in chunks of rows or of positions behind the axis."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from poetopt.ops.runtimes.c.kernel import UPDATE, Arguments, Call, Kernel, block
 from poetopt.ops.runtimes.c.tiling import ELEMENT_BYTES, OUTER, Chunk, ChunkSlice, Loop, Rows, Tiling
 
 Sizes = tuple[int, int, int]
-"""What is before the axis, its length, and how many positions are behind it."""
+"""Elements before the axis, its length, and the positions behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Holds what a call works on: so many positions, of operands whose classes lie so many elements apart, all in C.
+    """The positions of a call, and the strides of its operands, as C expressions.
 
+    Attributes
+    ----------
     outputs, inputs
-        Elements between neighbours along the axis, of each operand; of one without that axis, between its rows.
+        For each operand the elements between neighbours along the axis; without that axis, between its rows.
     begun, ends
-        Whether positions were before these, and whether none are behind them.
+        C conditions: whether positions came before these, and whether these are the last.
     """
 
     count: str
@@ -39,13 +41,13 @@ Line = Callable[[Call, Arguments, Positions], str]
 
 
 def all_positions(call: Call, sizes: Sizes) -> Positions:
-    """Whole operands."""
+    """Return the positions of whole operands."""
     inner = str(sizes[2])
     return Positions(inner, (inner,) * len(call.outputs), (inner,) * len(call.inputs))
 
 
 def by_position(line: Line, call: Call, sizes: Sizes, scratch_bytes: int = 0) -> tuple[Tiling, ...]:
-    """Chunks of positions; none where there is but one. What has no positions is whole."""
+    """Return the tiling by positions; none for one position. Operands without positions are whole."""
     outer, size, inner = sizes
     if inner < 2:
         return ()
@@ -70,14 +72,14 @@ HEADER = "po_norm.h"
 
 
 def _along_axis(call: Call) -> Sizes:
-    """Gives what is before a softmax's axis, its length, and what is behind it."""
+    """Return the elements before a softmax's axis, its length, and the elements behind it."""
     shape = call.input(0).shape
     axis = call.integer("axis", -1) % len(shape)
     return around(shape, axis)
 
 
 def _classes(call: Call) -> Sizes:
-    """The same of a loss's, whose classes are the second axis."""
+    """Return `_along_axis` for a loss, whose classes are the second axis."""
     shape = call.input(0).shape
     return shape[0], shape[1], prod(shape[2:])
 
@@ -95,14 +97,15 @@ def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
     return called("po_softmax_gradient", *operands, outer, size, at.count, at.outputs[0], *at.inputs[:2])
 
 
-def _labelled(call: Call) -> str | None:
+def _labels_refuse(call: Call) -> str | None:
     if call.input(0).dtype != "float32" or call.input(1).dtype != "int64":
-        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype}"
+        return f"{call.node.op_type} of {call.input(0).dtype} with labels of {call.input(1).dtype} is not supported"
     return None
 
 
 def _factor_refuses(call: Call) -> str | None:
-    return "a factor for each label" if call.has(2) and call.input(2).size != 1 else _labelled(call)
+    per_label = call.has(2) and call.input(2).size != 1
+    return "a factor for each label is not supported" if per_label else _labels_refuse(call)
 
 
 def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
@@ -119,8 +122,8 @@ def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> 
 
 def _likelihood_refuses(call: Call) -> str | None:
     if call.has(2) or call.text("reduction", "mean") == "none":
-        return f"{call.node.op_type} with weights or without reduction"
-    return _labelled(call)
+        return f"{call.node.op_type} with weights or without reduction is not supported"
+    return _labels_refuse(call)
 
 
 def _factor(call: Call) -> float:
@@ -128,7 +131,7 @@ def _factor(call: Call) -> float:
 
 
 def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
-    """With `parts`, what is summed up so far of each of the first axis lies there."""
+    """Return the C of a likelihood; `parts` is the address of partial sums for the first axis."""
     outer, size, _ = _classes(call)
     operands = arguments.outputs[0], *arguments.inputs[:2]
     sums = parts, at.begun, at.ends, factor
@@ -136,7 +139,7 @@ def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, 
 
 
 def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
-    """Log-probabilities, and what the loss has of them."""
+    """Return the C of log-probabilities and of their loss."""
     outer, size, _ = _classes(call)
     logs, step = arguments.outputs[1], at.outputs[1]
     known = Arguments((logs, *arguments.inputs[1:]), arguments.outputs)
@@ -147,7 +150,7 @@ def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: floa
 
 
 def _by_labels(call: Call) -> bool:
-    """Says whether a loss goes label by label: it leaves some out, or writes no log-probabilities."""
+    """Return whether a loss goes label by label: it ignores labels, or writes no log-probabilities."""
     scores = call.node.op_type == "SoftmaxCrossEntropyLoss" and (len(call.outputs) < 2 or call.outputs[1] is None)
     return scores or "ignore_index" in call.node.attributes
 
@@ -171,7 +174,7 @@ def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
 
 
 def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "") -> Kernel:
-    """Of a softmax: these inputs and the output have its axis."""
+    """Return the kernel of a softmax; `inputs` and the output have its axis."""
     code = _whole(line, _along_axis)
     rows = by_row(code, inputs, 1)
 
@@ -187,7 +190,7 @@ def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
-    """A sum over all labels: with the logarithms as one output more, which has their shape."""
+    """Return the kernel of a sum over all labels; a second output has the log-probabilities."""
 
     def code(call: Call, arguments: Arguments) -> str:
         if _by_labels(call):
@@ -216,7 +219,7 @@ def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
 
 
 def _linear(call: Call, arguments: Arguments, begin: str = "0", classes: int = 0) -> str:
-    """Chunks of classes, of the operands x, W, labels and bias; W has so many in all, or no more than there are."""
+    """Return the C of a chunk of classes, for x, W, labels and bias; `classes` is the total (0: those of W)."""
     (rows, size), count = call.input(0).shape, call.input(1).shape[0]
     ends = f"{begin} + {count} == {classes or count}"
     names, (x, w, bias, labels), ignored = _operands(call, arguments, 3)
@@ -226,12 +229,12 @@ def _linear(call: Call, arguments: Arguments, begin: str = "0", classes: int = 0
 
 
 def _operands(call: Call, arguments: Arguments, bias: int) -> tuple[list[str], Sequence[str], tuple[int, str]]:
-    """The declarations of x, W, bias and labels, their names, and what says which labels are left out."""
+    """Return the declarations of x, W, bias and labels, their names, and the arguments for ignored labels."""
     names = ("x", "w", "labels")
     declared = [read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate(names)]
     ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
-    given = f"(const float *){arguments.inputs[bias]}" if call.has(bias) else "NULL"
-    return declared, ("x", "w", given, "labels"), (ignores, c_number(ignored, "int64"))
+    bias_at = f"(const float *){arguments.inputs[bias]}" if call.has(bias) else "NULL"
+    return declared, ("x", "w", bias_at, "labels"), (ignores, c_number(ignored, "int64"))
 
 
 def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
@@ -242,26 +245,29 @@ def _linear_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _linear_refuses(call: Call) -> str | None:
-    return None if call.input(0).dtype == "float32" else "a layer of another type than float32"
+    dtype = call.input(0).dtype
+    return None if dtype == "float32" else f"a layer of {dtype} is not supported; float32 is"
 
 
 def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
-    """The gradient by weight or bias: of x, W, labels, logarithms, bias and a factor; with an update, which also takes
-    the parameter, states and scalars, class by class."""
+    """Return the kernel of the gradient by weight or bias, class by class.
+
+    Its inputs are x, W, labels, logarithms, bias and a factor; with an update also the parameter, states and scalars.
+    """
     states = RULES[optimizer].states if optimizer else -1
 
     def code(call: Call, arguments: Arguments, begin: str = "0") -> str:
         (rows, size), count = call.input(0).shape, call.input(1).shape[0]
         names, read_of, ignored = _operands(call, arguments, 4)
-        made, update, factor = arguments.outputs[0], "NULL", "1.0f"
+        gradient, update, factor = arguments.outputs[0], "NULL", "1.0f"
         if call.has(5):
             names.append(read("by", call.input(5), arguments.inputs[5]))
             factor = "by[0]"
         if optimizer:
-            made, update = f"(float *){arguments.scratch}", "&u"
+            gradient, update = f"(float *){arguments.scratch}", "&u"
             names += declared(call, arguments, optimizer, tuple(range(6, 7 + states)), 7 + states)
         numbers = factor, rows, size, int(of == "grad_bias"), begin, count
-        operands = made, update, *read_of, f"(const float *){arguments.inputs[3]}"
+        operands = gradient, update, *read_of, f"(const float *){arguments.inputs[3]}"
         return block(*names, called("po_linear_loss_weight", *operands, *numbers, *ignored))
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
@@ -271,14 +277,18 @@ def _linear_gradient(of: str, optimizer: str = "") -> Kernel:
 
     def refuses(call: Call) -> str | None:
         other = optimizer and len(call.inputs) != update_inputs(optimizer, 6)
-        return "another number of operands" if other else _linear_refuses(call)
+        return (
+            f"an update by {optimizer} of {len(call.inputs)} operands is not supported"
+            if other
+            else _linear_refuses(call)
+        )
 
     def scratch(call: Call) -> int:
         return ELEMENT_BYTES * (call.input(0).shape[1] if of == "grad_weight" else 1) if optimizer else 0
 
-    name, over = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
+    name, in_place = (f"{LINEAR}.{of}+{optimizer}{UPDATE}", (6,)) if optimizer else (f"{LINEAR}.{of}", ())
     return Kernel(
-        name, code, OWN_DOMAIN, refuses, scratch, in_place=over,
+        name, code, OWN_DOMAIN, refuses, scratch, in_place=in_place,
         tilings=tilings, headers=(HEADER,),
     )  # fmt: skip
 

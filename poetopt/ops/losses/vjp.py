@@ -1,4 +1,4 @@
-"""Losses, as nodes of the model or as attached by `poetopt.autodiff.losses`."""
+"""Gradients of losses: nodes of the model, and losses that `poetopt.autodiff.losses` attaches."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ declare("SoftmaxCrossEntropyLoss", op=loss(
 
 
 ATTACHED = frozenset({"MeanSquaredError", "BinaryCrossEntropy", LINEAR, RULED})
-"""Rules of operators that `--loss` makes, and of no ONNX op."""
+"""Kinds of attached losses that have rules, and are no ONNX ops."""
 
 
 @register_vjp("MeanSquaredError", since=1)
 def mean_squared_error(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dY = 2 (Y - target) / size times the loss's gradient."""
+    """Return dY = 2 (Y - target) / size times the loss's gradient."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     difference = k.sub(op.input(0), op.input(1))
@@ -46,7 +46,7 @@ def mean_squared_error(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("BinaryCrossEntropy", since=1)
 def binary_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dZ = (sigmoid(Z) - target) / size times the loss's gradient, for logits Z."""
+    """Return dZ = (sigmoid(Z) - target) / size times the loss's gradient, for logits Z."""
     k = op.emit("grad_input")
     scale = k.mul(op.only(cotangents), 1.0 / op.input(0).size)
     gradient = k.mul(k.sub(k.unary("Sigmoid", op.input(0)), op.input(1)), scale)
@@ -55,14 +55,14 @@ def binary_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("SoftmaxCrossEntropyLoss", since=12)
 def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = (softmax(X) - onehot(label)) w(label) dY, divided by the sum of w where the loss is a mean.
+    """Return dX = (softmax(X) - onehot(label)) w(label) dY, divided by the sum of w if the loss is a mean.
 
-    It reads the log-probabilities where the forward node writes them, else the scores again.
+    It reads the log-probabilities if the forward node writes them, else the scores.
     """
     if len(cotangents) > 1 and cotangents[1] is not None:
         op.only(cotangents)
     dy, scores = op.only(cotangents[:1]), op.x
-    # the loss that `--loss` attaches is LogSoftmax and NegativeLogLikelihoodLoss in one operator
+    # an attached loss is LogSoftmax and NegativeLogLikelihoodLoss in one operator
     labels = op.input(1) if op.has(1) else op.builder.tensors[op.operator.nodes[-1].inputs[1]]
     k = op.emit("grad_input")
     has_log = len(op.outputs) > 1 and op.outputs[1] is not None
@@ -81,10 +81,11 @@ def softmax_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp(RULED, since=1)
 def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)).
+    """Return the gradient of a cross-entropy with label rules.
 
-    With m = 0 for labels that are left out and 1 for others, e the smoothing, and w the weights of the C classes. In a
-    part of a batch the divisor is an input.
+    dX = m ((1 - e) w(label) (softmax(X) - onehot(label)) + e / C (softmax(X) sum(w) - w)) dY / sum(m w(label)), with
+    m = 0 for ignored labels and 1 for others, the smoothing e, and the weights w of the C classes. In a part of a batch
+    the divisor is an input.
     """
     dy, rule, dtype = op.only(cotangents[:1]), op.builder.label_rule, op.x.dtype
     whole = {name: op.builder.tensors[name] for name in op.operator.inputs if name not in op.builder.values}
@@ -94,8 +95,8 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
     rows = (labels.shape[0], 1, *labels.shape[1:])
     kept = kept_labels(k, labels, rule.ignore_index)
     safe, weight = label_weights(k, labels, kept, weights, dtype)
-    given = next((tensor for tensor in whole.values() if tensor.role is Role.INPUT and not tensor.shape), None)
-    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, given or _total(k, weight))
+    divisor = next((tensor for tensor in whole.values() if tensor.role is Role.INPUT and not tensor.shape), None)
+    mean = k.mul(dy, 1.0 / labels.size) if weight is None else k.div(dy, divisor or _total(k, weight))
     factor = mean if weight is None else k.reshape(k.mul(weight, mean), rows)
     at_label = k.expand(k.mul(factor, rule.smoothing - 1.0), rows)
     softmax = k.unary("Exp", op.output(1))
@@ -112,27 +113,27 @@ def ruled_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp(LINEAR, since=1)
 def linear_cross_entropy(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = G dY, with G that the forward operator has written; dW and db as in `poetopt.autodiff.linear_loss`."""
+    """Return dX = G dY, where the forward operator has written G; `poetopt.autodiff.linear_loss` has dW and db."""
     dy, rule = op.only(cotangents[:1]), op.builder.label_rule
     dx = op.emit("grad_input").mul(op.output(1), dy) if op.need(0) else None
     bias = op.input(3) if op.has(3) else None
 
-    def of_layer(kind: str, index: int) -> Tensor | None:
+    def parameter_gradient(kind: str, index: int) -> Tensor | None:
         if not op.need(index):
             return None
         k, read = op.emit(kind), [op.x, op.input(1), op.input(2), op.output(2)]
         _, weight = label_weights(k, read[2], kept_labels(k, read[2], rule.ignore_index), None, op.x.dtype)
-        made = layer_gradient(k, read, bias, weight, dy, of_bias=index == 3)
+        gradient = layer_gradient(k, read, bias, weight, dy, of_bias=index == 3)
         scaled = any(dy.name in node.inputs for node in k.nodes)
-        k.amounts_to(f"{LINEAR}.{kind}", [*read, bias, dy if scaled else None], [made], **ignoring(rule))
-        return made
+        k.amounts_to(f"{LINEAR}.{kind}", [*read, bias, dy if scaled else None], [gradient], **ignoring(rule))
+        return gradient
 
-    return dx, of_layer("grad_weight", 1), None, of_layer("grad_bias", 3)
+    return dx, parameter_gradient("grad_weight", 1), None, parameter_gradient("grad_bias", 3)
 
 
 @single("NegativeLogLikelihoodLoss", since=12)
 def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w where the loss is a mean."""
+    """Return dX = -w(label) dY at the label, 0 elsewhere; divided by the sum of w if the loss is a mean."""
     scores, labels = op.x, op.input(1)
     rows = (labels.shape[0], 1, *labels.shape[1:])
     safe, factor = _factor(k, op, dy, labels)
@@ -141,7 +142,7 @@ def negative_log_likelihood(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tenso
 
 
 def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Labels to index with, and what each label's gradient is multiplied by: a scalar, or of the labels' shape."""
+    """Return labels to index with, and the factor of each label's gradient: a scalar, or of the labels' shape."""
     safe, weight = _label_weights(k, op, labels)
     mean = op.attr_text("reduction", "mean") == "mean"
     if weight is None:
@@ -150,7 +151,7 @@ def _factor(k: OperatorBuilder, op: Primal, dy: Tensor, labels: Tensor) -> tuple
 
 
 def _label_weights(k: OperatorBuilder, op: Primal, labels: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Labels that are safe to index with, and each label's weight (None where all are one)."""
+    """Return labels that are safe to index with, and each label's weight (None if all are one)."""
     ignored = op.attr_int("ignore_index", 0) if "ignore_index" in op.node.attributes else None
     return label_weights(k, labels, kept_labels(k, labels, ignored), op.input(2) if op.has(2) else None, op.x.dtype)
 

@@ -1,1 +1,1 @@
-"""Describes what moves data: shapes, transposes, pads, pieces put together and cut out."""
+"""Ops that move data: shapes, transposes, pads, slices, concatenations."""

@@ -1,4 +1,4 @@
-"""Ops that move data: transposed, cut, padded, put together, drawn. One loop nest for each block of bytes."""
+"""Ops that transpose, slice, pad, join or draw data in C: one loop nest for each block of bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def copied(
     return block(read("x", x, source), written("y", y, target), *moved, body)
 
 
-def _same_bytes(call: Call, arguments: Arguments) -> str:
+def _copy(call: Call, arguments: Arguments) -> str:
     return f"memcpy({arguments.outputs[0]}, {arguments.inputs[0]}, {call.output().nbytes});"
 
 
@@ -58,8 +58,8 @@ def _perm(call: Call) -> tuple[int, ...]:
 
 def _transpose(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
-    own = strides_of(x.shape)
-    strides = tuple(own[axis] for axis in _perm(call))
+    x_strides = strides_of(x.shape)
+    strides = tuple(x_strides[axis] for axis in _perm(call))
     return copied(y.shape, x, arguments.inputs[0], strides, y, arguments.outputs[0], strides_of(y.shape))
 
 
@@ -70,7 +70,7 @@ def _expand(call: Call, arguments: Arguments) -> str:
 
 
 def _expand_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks along each axis of the result."""
+    """Return the tilings along each axis of the result."""
     x, y = call.input(0), call.output()
     rest = [None for _ in call.inputs[1:]]
     axes = (axis for axis, extent in enumerate(y.shape) if extent > 1)
@@ -89,13 +89,13 @@ def _tile(call: Call, arguments: Arguments) -> str:
 def _slice(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
     starts, ends, axes, steps = (_ints(call, k) for k in (1, 2, 3, 4))
-    axes, own = axes or list(range(len(starts))), strides_of(x.shape)
-    strides, at = list(own), 0
+    axes, x_strides = axes or list(range(len(starts))), strides_of(x.shape)
+    strides, at = list(x_strides), 0
     for k, axis in enumerate(axes):
         step = steps[k] if steps else 1
         first = slice(starts[k], ends[k], step).indices(x.shape[axis])[0]
-        at += first * own[axis]
-        strides[axis] = own[axis] * step
+        at += first * x_strides[axis]
+        strides[axis] = x_strides[axis] * step
     return copied(y.shape, x, arguments.inputs[0], tuple(strides), y, arguments.outputs[0], strides_of(y.shape), at=at)
 
 
@@ -119,12 +119,12 @@ def _constant_of_shape(call: Call, arguments: Arguments) -> str:
 
 
 def _pads(call: Call) -> tuple[list[int], list[int]]:
-    """Says how much is padded before and after, axis by axis; nothing where that isn't known."""
-    rank, given = len(call.input(0).shape), _ints(call, 1)
+    """Return the pads before and after each axis; zeros if they are unknown."""
+    rank, amounts = len(call.input(0).shape), _ints(call, 1)
     axes = _ints(call, 3) or list(range(rank))
     before, after = [0] * rank, [0] * rank
-    for k, axis in enumerate(axes if given else ()):
-        before[axis], after[axis] = given[k], given[len(axes) + k]
+    for k, axis in enumerate(axes if amounts else ()):
+        before[axis], after[axis] = amounts[k], amounts[len(axes) + k]
     return before, after
 
 
@@ -140,12 +140,12 @@ def _pad(call: Call, arguments: Arguments) -> str:
         return _repeated(call, arguments)
     x, y = call.input(0), call.output()
     before, after = _pads(call)
-    own, target = strides_of(x.shape), strides_of(y.shape)
+    x_strides, target = strides_of(x.shape), strides_of(y.shape)
     shape = [d + min(b, 0) + min(a, 0) for d, b, a in zip(x.shape, before, after, strict=True)]
-    at = sum(max(-b, 0) * s for b, s in zip(before, own, strict=True))
+    at = sum(max(-b, 0) * s for b, s in zip(before, x_strides, strict=True))
     to = sum(max(b, 0) * s for b, s in zip(before, target, strict=True))
     fill = [filled(y, arguments.outputs[0], _pad_value(call))] if y.size != prod(shape) else []
-    moved = copied(shape, x, arguments.inputs[0], own, y, arguments.outputs[0], target, at=at, to=to)
+    moved = copied(shape, x, arguments.inputs[0], x_strides, y, arguments.outputs[0], target, at=at, to=to)
     return block(*fill, moved)
 
 
@@ -154,17 +154,17 @@ _REPEATED = {
     "reflect": "(i{k} < {b} ? {b} - i{k} : i{k} < {b} + {n} ? i{k} - {b} : 2 * {n} - 2 + {b} - i{k})",
     "edge": "po_smaller(po_larger(i{k} - {b}, 0), {n} - 1)",
 }
-"""Where an element of a padded axis comes from, of the {n} that are left, {b} places behind the first."""
+"""Source index of an element of a padded axis; {n} elements remain, and {b} are padded before the first."""
 
 
 def _repeated(call: Call, arguments: Arguments) -> str:
-    """A Pad in another mode than `constant`; what is cut is cut first, as onnxruntime does."""
+    """Return the C of a Pad in a mode other than `constant`; negative pads cut first, as in onnxruntime."""
     x, y = call.input(0), call.output()
     before, after = _pads(call)
-    own, at = strides_of(x.shape), sum(max(-b, 0) * s for b, s in zip(before, strides_of(x.shape), strict=True))
+    x_strides, at = strides_of(x.shape), sum(max(-b, 0) * s for b, s in zip(before, strides_of(x.shape), strict=True))
     mode = call.text("mode", "constant")
     text = _REPEATED[mode]
-    body = f"y[{index(strides_of(y.shape))}] = x[{index(own, prefix='p')}];"
+    body = f"y[{index(strides_of(y.shape))}] = x[{index(x_strides, prefix='p')}];"
     for axis in reversed(range(len(y.shape))):
         b, n = max(before[axis], 0), x.shape[axis] + min(before[axis], 0) + min(after[axis], 0)
         place = text.format(k=axis, n=n, b=b % n if mode == "wrap" else b)
@@ -177,12 +177,21 @@ def _repeated(call: Call, arguments: Arguments) -> str:
 def _concat(call: Call, arguments: Arguments) -> str:
     y = call.output()
     axis = call.integer("axis", 0) % len(y.shape)
-    own, parts, place = strides_of(y.shape), [], 0
+    y_strides, parts, place = strides_of(y.shape), [], 0
     for k, source in enumerate(arguments.inputs):
         x = call.input(k)
         if x.size:
             parts.append(
-                copied(x.shape, x, source, strides_of(x.shape), y, arguments.outputs[0], own, to=place * own[axis])
+                copied(
+                    x.shape,
+                    x,
+                    source,
+                    strides_of(x.shape),
+                    y,
+                    arguments.outputs[0],
+                    y_strides,
+                    to=place * y_strides[axis],
+                )
             )
         place += x.shape[axis]
     return block(*parts)
@@ -191,10 +200,14 @@ def _concat(call: Call, arguments: Arguments) -> str:
 def _split(call: Call, arguments: Arguments) -> str:
     x = call.input(0)
     axis = call.integer("axis", 0) % len(x.shape)
-    own, parts, place = strides_of(x.shape), [], 0
+    x_strides, parts, place = strides_of(x.shape), [], 0
     for k, target in enumerate(arguments.outputs):
         y = call.output(k)
-        parts.append(copied(y.shape, x, arguments.inputs[0], own, y, target, strides_of(y.shape), at=place * own[axis]))
+        parts.append(
+            copied(
+                y.shape, x, arguments.inputs[0], x_strides, y, target, strides_of(y.shape), at=place * x_strides[axis]
+            )
+        )
         place += y.shape[axis]
     return block(*parts)
 
@@ -210,7 +223,7 @@ def _split_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tiling, ...]:
-    """Chunks of an axis before the one that tensors follow one another along."""
+    """Return the tiling along an axis before the axis of a Concat or Split."""
     first = leading(whole.shape, axis)
     if first is None or any(t is None for t in (*call.inputs[:1], *call.outputs)):
         return ()
@@ -219,13 +232,16 @@ def _along_first(code: Code, call: Call, whole: Tensor, axis: int) -> tuple[Tili
     return along(code, call, inputs, [first] * len(call.outputs))
 
 
-def _drawn(call: Call, arguments: Arguments, made: str, *declared: str) -> str:
-    """`made` of each `drawn` number in [0, 1) of the minimal standard generator, as onnxruntime draws it."""
+def _draw(call: Call, arguments: Arguments, expression: str, *declared: str) -> str:
+    """Return C that evaluates `made` for each number `drawn` in [0, 1) by the minimal standard generator.
+
+    onnxruntime draws the same numbers.
+    """
     draw = block(
         "float drawn;",
         "seed = (uint32_t)((uint64_t)seed * 16807u % 2147483647u);",
         "drawn = po_min((float)(seed - 1u) * 4.656613e-10f, 0.99999994f);",
-        f"y[i0] = {made};",
+        f"y[i0] = {expression};",
     )
     return block(
         *declared,
@@ -240,11 +256,11 @@ def _drawn(call: Call, arguments: Arguments, made: str, *declared: str) -> str:
 def _random_uniform(call: Call, arguments: Arguments) -> str:
     low, high = call.number("low", 0.0), call.number("high", 1.0)
     scaled = "" if (low, high) == (0.0, 1.0) else f" * {c_float(high - low)} + {c_float(low)}"
-    return _drawn(call, arguments, f"drawn{scaled}")
+    return _draw(call, arguments, f"drawn{scaled}")
 
 
-def _mask(call: Call, arguments: Arguments) -> str:
-    return _drawn(call, arguments, "(uint8_t)(drawn >= b[0])", read("b", call.input(0), arguments.inputs[0]))
+def _dropout_mask(call: Call, arguments: Arguments) -> str:
+    return _draw(call, arguments, "(uint8_t)(drawn >= b[0])", read("b", call.input(0), arguments.inputs[0]))
 
 
 def _seed(call: Call) -> tuple[int, ...]:
@@ -252,7 +268,7 @@ def _seed(call: Call) -> tuple[int, ...]:
 
 
 KERNELS: tuple[Kernel, ...] = (
-    *(Kernel(op_type, _same_bytes, refuses=known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
+    *(Kernel(op_type, _copy, refuses=known_types, headers=(HEADER,)) for op_type in sorted(VIEW_OPS)),
     Kernel(
         "Transpose", _transpose, refuses=known_types, headers=(HEADER,),
         tilings=lambda call: transposed(call, _perm(call)),
@@ -270,5 +286,5 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("Split", _split, refuses=known_types, headers=(HEADER,), tilings=_split_tilings),
     Kernel("Size", lambda call, arguments: filled(call.output(), arguments.outputs[0], str(call.input(0).size))),
     Kernel("RandomUniform", _random_uniform, refuses=known_types, state=_seed, headers=(HEADER,)),
-    Kernel("Dropout.mask", _mask, OWN_DOMAIN, known_types, state=_seed, headers=(HEADER,)),
+    Kernel("Dropout.mask", _dropout_mask, OWN_DOMAIN, known_types, state=_seed, headers=(HEADER,)),
 )  # fmt: skip

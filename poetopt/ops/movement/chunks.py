@@ -1,4 +1,4 @@
-"""Data moved in C chunk by chunk: put together, taken apart, cut out, padded, transposed."""
+"""Concat, Split, Slice, Pad and Transpose in C chunk by chunk."""
 
 from __future__ import annotations
 
@@ -12,73 +12,77 @@ from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Part, 
 
 
 def one_by_one(call: Call, axis: int, *, together: bool) -> tuple[Tiling, ...]:
-    """Chunks of a tensor that is others one after the other along its first axis, with what each of those has of them.
+    """Return the tilings of a Concat or Split along the first axis, with the slices that each chunk has of the parts.
 
+    Parameters
+    ----------
     together
-        Whether the output is all inputs; else the outputs are the first input.
+        Whether it is a Concat; else it is a Split of the first input.
     """
     whole, others = (call.output(), call.inputs) if together else (call.input(0), call.outputs)
     if leading(whole.shape, axis) is not None or any(t is None or not t.size for t in others):
         return ()
 
     def tiling(inner: int) -> Tiling:
-        parts, unit = _parts(others, axis, inner), _unit(whole, axis) // inner
+        parts, unit = _part_rows(others, axis, inner), _step_bytes(whole, axis) // inner
 
         def code(call: Call, chunk: Chunk) -> str:
             (one,), rest = (chunk.outputs, chunk.inputs) if together else (chunk.inputs[:1], chunk.outputs)
             at = f"({'' if together else 'const '}unsigned char *){one.at} + %s"
             ends = ((at, part.at) if together else (part.at, at) for part in rest)
-            return block(*(_run(chunk, rows, *pair, unit) for rows, pair in zip(parts, ends, strict=True)))
+            return block(*(_copy_part(chunk, rows, *pair, unit) for rows, pair in zip(parts, ends, strict=True)))
 
         one, each = (ChunkSlice(OUTER, unit),), tuple(ChunkSlice(OUTER, unit, 1, rows) for rows in parts)
         inputs, outputs = (each, one) if together else ((*one, *(None for _ in call.inputs[1:])), each)
         return Tiling(Loop(whole.shape[axis] * inner), None, inputs, outputs, code)
 
-    # a row as one step, and as many as it has elements
+    # one step is a row, or an element
     return tuple(map(tiling, dict.fromkeys((1, prod(whole.shape[axis + 1 :])))))
 
 
 def cut_out(call: Call, starts: Sequence[int], steps: Sequence[int]) -> tuple[Tiling, ...]:
-    """y is every `steps`-th element of x from `starts` on, of each axis: chunks of its first one."""
+    """Return the tiling of a Slice, every `steps`-th element of x from `starts` on, along its first axis."""
     x, y = call.input(0), call.output()
     axis = leading(y.shape, len(y.shape))
     if axis is None or steps[axis] < 1:
         return ()
-    own = strides_of(x.shape)
-    # rows are counted over all axes up to this one, of which y has one place each
+    x_strides = strides_of(x.shape)
+    # rows are counted over all axes up to this one; y has one index on each of the axes before it
     first = sum(
         start * stride for start, stride in zip(starts[: axis + 1], strides_of(x.shape[: axis + 1]), strict=True)
     )
     step = steps[axis]
-    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], own[axis + 1 :], strict=True))
-    strides = [stride * by for stride, by in zip(own, steps, strict=True)]
+    at = sum(start * stride for start, stride in zip(starts[axis + 1 :], x_strides[axis + 1 :], strict=True))
+    strides = [stride * by for stride, by in zip(x_strides, steps, strict=True)]
 
     def code(call: Call, chunk: Chunk) -> str:
         lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
-        return _copied(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
+        return _copy_strided(chunk, y, lengths, (f" + {at}", strides), ("", strides_of(y.shape)))
 
-    taken = ChunkSlice(OUTER, _unit(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1))
+    x_slice = ChunkSlice(
+        OUTER, _step_bytes(x, axis), 1, Rows(prod(x.shape[: axis + 1]), step, 1, first, first - step + 1)
+    )
     inputs = (None for _ in call.inputs[1:])
-    return (Tiling(Loop(y.shape[axis]), None, (taken, *inputs), (ChunkSlice(OUTER, _unit(y, axis)),), code),)
+    return (Tiling(Loop(y.shape[axis]), None, (x_slice, *inputs), (ChunkSlice(OUTER, _step_bytes(y, axis)),), code),)
 
 
-def _unit(tensor: Tensor, axis: int) -> int:
+def _step_bytes(tensor: Tensor, axis: int) -> int:
     return prod(tensor.shape[axis + 1 :]) * DTYPE_BYTES[tensor.dtype]
 
 
-def _parts(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
-    """Says which steps of each of tensors that follow one another a chunk of all of them takes."""
-    found: list[Rows] = []
+def _part_rows(tensors: Sequence[Tensor | None], axis: int, inner: int) -> list[Rows]:
+    """Return the steps of each of consecutive tensors that a chunk of all of them covers."""
+    rows: list[Rows] = []
     place = 0
     for tensor in tensors:
         assert tensor is not None
-        found.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
+        rows.append(Rows(tensor.shape[axis] * inner, 1, 1, -place, -place))
         place += tensor.shape[axis] * inner
-    return found
+    return rows
 
 
-def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
-    """Copies what a chunk has of a part; %s in an address is where that is in the chunk."""
+def _copy_part(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
+    """Return C that copies a chunk's slice of a part; %s in an address is the slice's offset in the chunk."""
     begin, count = chunk.begin[OUTER], chunk.count[OUTER]
     first, last = rows.in_c(begin, f"{begin} + {count}")
     place = f"(first + {-rows.low} - {begin}) * {unit}"
@@ -88,14 +92,14 @@ def _run(chunk: Chunk, rows: Rows, to: str, at: str, unit: int) -> str:
     )
 
 
-def _copied(
+def _copy_strided(
     chunk: Chunk,
     y: Tensor,
     lengths: Sequence[str],
     x_at: tuple[str, Sequence[object]],
     y_at: tuple[str, Sequence[object]],
 ) -> str:
-    """Copies elements by strides."""
+    """Return C that copies elements by strides."""
     axes = [axis for axis, length in enumerate(lengths) if length != "1"]
     to, at = (" + ".join(f"i{axis} * {steps[axis]}" for axis in axes) or "0" for _, steps in (y_at, x_at))
     body = f"y[{to}] = x[{at}];"
@@ -107,25 +111,25 @@ def _copied(
 
 
 def padded(call: Call, before: Sequence[int], after: Sequence[int], value: str) -> tuple[Tiling, ...]:
-    """Rows of x go into those of y; none where nothing, more than one axis, or a negative number is padded."""
+    """Return the tilings of a Pad of x into y; none unless exactly one axis is padded, by no negative number."""
     x, y = call.input(0), call.output()
     axes = [axis for axis, more in enumerate(zip(before, after, strict=True)) if any(more)]
     if len(axes) != 1 or min((*before, *after)) < 0 or not x.size:
         return ()
     (axis,) = axes
     inner, outer = prod(y.shape[axis + 1 :]), prod(y.shape[:axis])
-    rows = _rows(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
+    rows = _pad_tiling(call, (x.shape[axis], y.shape[axis], before[axis]), inner, outer, value)
     if outer > 1 or inner == 1:
         return (rows,)
     flat = x.size, y.size, before[axis] * inner
-    return rows, _rows(call, flat, 1, 1, value)  # by elements, as what adds it up goes
+    return rows, _pad_tiling(call, flat, 1, 1, value)  # by elements, like the op that adds it up
 
 
-def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
-    """Chunks of y's rows of `inner` elements; lengths are x's and y's, and where x begins in y."""
+def _pad_tiling(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, value: str) -> Tiling:
+    """Return the tiling by y's rows of `inner` elements; lengths are x's and y's, and the begin of x in y."""
     y = call.output()
-    given, length, first = lengths
-    needed = Rows(given, low=-first, high=-first)
+    x_length, length, first = lengths
+    needed = Rows(x_length, low=-first, high=-first)
     unit = inner * DTYPE_BYTES[y.dtype]
 
     def code(call: Call, chunk: Chunk) -> str:
@@ -147,21 +151,21 @@ def _rows(call: Call, lengths: tuple[int, int, int], inner: int, outer: int, val
             f"for (int32_t p = 0; p < {outer}; ++p) {of_piece}",
         )
 
-    taken = ChunkSlice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
-    made = ChunkSlice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
-    return Tiling(Loop(length), None, taken, (made,), code)
+    x_slices = ChunkSlice(OUTER, unit, outer, needed), *(None for _ in call.inputs[1:])
+    y_slice = ChunkSlice(OUTER, unit, outer, Rows(length) if outer > 1 else None)
+    return Tiling(Loop(length), None, x_slices, (y_slice,), code)
 
 
 def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
-    """y's axis k is x's axis perm[k]: chunks of each."""
+    """Return the tilings of a Transpose along each axis; y's axis k is x's axis perm[k]."""
     x, y = call.input(0), call.output()
     axes = [axis for axis, extent in enumerate(y.shape) if extent > 1]
 
     def tiling(axis: int) -> Tiling:
         def code(call: Call, chunk: Chunk) -> str:
-            own, steps = _steps(x, perm[axis], chunk.inputs[0]), _steps(y, axis, chunk.outputs[0])
+            x_steps, steps = _steps(x, perm[axis], chunk.inputs[0]), _steps(y, axis, chunk.outputs[0])
             lengths = [chunk.count[OUTER] if k == axis else str(length) for k, length in enumerate(y.shape)]
-            return _copied(chunk, y, lengths, ("", [own[k] for k in perm]), ("", steps))
+            return _copy_strided(chunk, y, lengths, ("", [x_steps[k] for k in perm]), ("", steps))
 
         return Tiling(Loop(y.shape[axis]), None, (_slice(x, perm[axis]),), (_slice(y, axis),), code)
 
@@ -169,13 +173,13 @@ def transposed(call: Call, perm: Sequence[int]) -> tuple[Tiling, ...]:
 
 
 def _slice(tensor: Tensor, axis: int) -> ChunkSlice:
-    """Chunks of an axis; what lies in pieces goes through windows."""
+    """Return the slice along an axis; pieces go through windows."""
     pieces = prod(tensor.shape[:axis])
-    return ChunkSlice(OUTER, _unit(tensor, axis), pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
+    return ChunkSlice(OUTER, _step_bytes(tensor, axis), pieces, Rows(tensor.shape[axis]) if pieces > 1 else None)
 
 
 def _steps(tensor: Tensor, axis: int, part: Part) -> list[str]:
-    """Elements between neighbours along each axis of a chunk of one: as far apart as its pieces are before it."""
+    """Return the elements between neighbours along each axis of a chunk along `axis`."""
     shape = tensor.shape
     return [
         str(prod(shape[k + 1 :])) if k >= axis else f"{prod(shape[k + 1 : axis])} * ({part.apart})"

@@ -1,11 +1,12 @@
-"""Gradients of what moves data: shapes, pads, blocks; and what has none.
+"""Gradients of ops that move data (shapes, pads, blocks), and declarations of ops without a gradient.
 
-Pad: dX is the middle of dY; what other modes than `constant` repeated is added to where it came from.
+The dX of a Pad is the middle of dY. In modes other than `constant`, repeated elements add their gradient to the element
+that they repeat.
 
-Axis by axis, in time and memory that grow with dY alone. Outside of a line, padding runs through it forwards (`wrap`),
-backwards (`reflect`), or stands at its ends (`edge`). What a run gives to a stretch of the line is a slice of dY,
-reversed where the run goes backwards; stretches are added up each by itself and joined, so that only edges are added.
-Where a short line is repeated many times, its repetitions are summed at once.
+This goes axis by axis, in time and memory that grow with dY alone. Outside of a line, padding runs through the line
+forwards (`wrap`), backwards (`reflect`), or stays at its ends (`edge`). A run adds a slice of dY to a stretch of the
+line, reversed if the run goes backwards. Stretches are summed separately and joined, so that only edges are added. If a
+short line is repeated many times, all repetitions are summed at once.
 """
 
 from __future__ import annotations
@@ -60,26 +61,26 @@ declare("Transpose", op=moved(letters=axes.transpose))
 @register_vjp("Squeeze", since=1)
 @register_vjp("Unsqueeze", since=1)
 def view(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient under the input's shape."""
+    """Return dY in the input's shape."""
     return (op.view(op.only(cotangents), op.x),)
 
 
 @register_vjp("Identity", since=1)
 def identity(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The gradient itself."""
+    """Return dX = dY."""
     return (op.only(cotangents),)
 
 
 @register_vjp("Transpose", since=1)
 def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The inverse permutation; of a matrix product, the product of the transposed factors."""
+    """Return dY with the inverse permutation; for a matrix product, the product of the transposed factors."""
     dy = op.only(cotangents)
     rank = len(op.x.shape)
     if op.builder.tensors[op.x.name].role is Role.PARAMETER and (swapped := _swapped_product(op, dy)):
         return (swapped,)
     perm = op.attr_ints("perm") or tuple(reversed(range(rank)))
     if sorted(perm) != list(range(rank)):
-        raise ModelError(f"{op.where}: perm {list(perm)} is no order of {rank} axes; the file is damaged")
+        raise ModelError(f"{op.where}: perm {list(perm)} isn't a permutation of {rank} axes; export the model again")
     inverse = [perm.index(axis) for axis in range(rank)]
     moved = [axis for axis in inverse if dy.shape[axis] != 1]
     if moved == sorted(moved):
@@ -88,9 +89,9 @@ def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _swapped_product(op: Primal, dy: Tensor) -> Tensor | None:
-    """The transpose of dY where a Gemm without addend has just made it: (A B)^T = B^T A^T costs no second matrix.
+    """Return the transpose of dY if a Gemm without addend wrote it: (A B)^T = B^T A^T needs no second matrix.
 
-    The Gemm itself is left without readers, and is dropped with its operator.
+    The Gemm itself has no readers then, and is dropped with its operator.
     """
     draft = op.builder.writer(dy)
     if draft is None or not draft.backward or draft.view or len(dy.shape) != 2 or op.attr_ints("perm") == (0, 1):
@@ -115,7 +116,7 @@ def _swapped_product(op: Primal, dy: Tensor) -> Tensor | None:
 
 @register_vjp("Concat", since=4)
 def concat(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Each input gets its slice."""
+    """Return for each input its slice of dY."""
     dy = op.only(cotangents)
     axis = op.attr_int("axis", 0) % len(dy.shape)
     gradients, start = [], 0
@@ -132,7 +133,7 @@ def concat(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("Split", since=2)
 def split(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The pieces side by side; a piece that nobody used counts as zeros."""
+    """Return the concatenated gradients of the outputs; zeros for an output without readers."""
     axis = op.attr_int("axis", 0) % len(op.x.shape)
     k = op.emit("grad_input")
     pieces = [
@@ -143,7 +144,7 @@ def split(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @single("Pad", since=11)
 def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """See above. Reads nothing else; one temporary of dY's size."""
+    """Return the gradient of a Pad (module docstring). It reads only dY; one temporary of its size."""
     x = op.x
     rank = len(x.shape)
     before, after = _amounts(op, rank)
@@ -151,13 +152,15 @@ def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     if mode == "constant":
         return k.pad(dy, [-b for b in before], [-a for a in after])
     if mode not in {"reflect", "edge", "wrap"}:
-        raise ModelError(f"{op.where}: unknown mode {mode!r}")
-    # onnxruntime cuts first, and repeats what is left
+        raise ModelError(f"{op.where}: mode {mode!r} is unknown; export it with constant, reflect, edge or wrap")
+    # onnxruntime cuts first, and repeats the rest
     cut = [[-min(n, 0) for n in side] for side in (before, after)]
     for axis in range(rank):
         length = x.shape[axis] - cut[0][axis] - cut[1][axis]
         if length <= 0:
-            raise ModelError(f"{op.where}: cuts all of axis {axis} away before it repeats anything; export it without")
+            raise ModelError(
+                f"{op.where}: its pads remove axis {axis} before elements are repeated; export it without negative pads"
+            )
         if mode == "reflect" and max(before[axis], after[axis]) >= length:
             raise ModelError(
                 f"{op.where}: reflects {max(before[axis], after[axis])} elements of axis {axis}, which has {length}; "
@@ -168,7 +171,7 @@ def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 
 def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
-    """Gives what is added before and after each axis; negative where it is cut."""
+    """Return the elements added before and after each axis; negative if the axis is cut."""
     amounts = op.known_ints(1)
     axes = [axis % rank for axis in op.known_ints(3)] if op.has(3) else list(range(rank))
     before, after = [0] * rank, [0] * rank
@@ -179,7 +182,7 @@ def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
 
 @dataclass(frozen=True)
 class _PadRun:
-    """`stop - start` places of a padded line that repeat those of the line from `first` on, or down from there."""
+    """`stop - start` positions of a padded line that repeat the line from `first` on, up or down."""
 
     start: int
     stop: int
@@ -188,12 +191,12 @@ class _PadRun:
 
     @property
     def covers(self) -> range:
-        """The places of the line, ascending."""
+        """Positions of the line that the run repeats, ascending."""
         last = self.first + self.step * (self.stop - self.start - 1)
         return range(min(self.first, last), max(self.first, last) + 1)
 
     def slice(self, k: OperatorBuilder, x: Tensor, axis: int, low: int, high: int) -> Tensor:
-        """Gives what the run has of the places from `low` to before `high`, in their order."""
+        """Return the run's elements for the positions from `low` to before `high`, in their order."""
         if self.step > 0:
             start = self.start + low - self.first
             return k.slice(x, [start], [start + high - low], [axis])
@@ -202,7 +205,7 @@ class _PadRun:
 
 
 def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, mode: str) -> Tensor:
-    """x, whose `axis` is a line of `length` with `before` places in front and others behind, folded to the line."""
+    """Fold x to the line of `length` on its `axis`; `before` positions are in front of the line, others behind."""
     after = x.shape[axis] - before - length
     if not before and not after:
         return x
@@ -226,7 +229,7 @@ def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, m
 
 
 def _stretched(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
-    """`folded` for `edge`: what lies outside is added to the first place and to the last."""
+    """Compute `folded` for `edge`: outer elements are added to the first and to the last position."""
     if length == 1:
         return k.reduce_sum(x, [axis])
     ends = (0, before + 1, before + length - 1, x.shape[axis])
@@ -238,7 +241,7 @@ def _stretched(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: in
 
 
 def _summed(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
-    """`folded` for `wrap`, at once: the sum of all repetitions, those at the ends filled up with zeros."""
+    """Compute `folded` for `wrap` at once: the sum of all repetitions, with incomplete ones filled up with zeros."""
     front = -before % length
     back = -(front + x.shape[axis]) % length
     wide = k.pad(x, *([amount if a == axis else 0 for a in range(len(x.shape))] for amount in (front, back)))
@@ -248,7 +251,7 @@ def _summed(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) 
 
 @single("Tile", since=6)
 def tile(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = the sum of the copies. Reads nothing else; no temporary."""
+    """Return dX = the sum of the copies. It reads only dY; no temporary."""
     x = op.x
     repeats = op.known_ints(1)
     split = [part for pair in zip(repeats, x.shape, strict=True) for part in pair]
@@ -258,7 +261,7 @@ def tile(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("DepthToSpace", since=1)
 def depth_to_space(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """The inverse shuffle. Reads nothing else; no temporary."""
+    """Return dY with the inverse shuffle. It reads only dY; no temporary."""
     (n, c, h, w) = op.x.shape
     size = op.attr_int("blocksize", 1)
     blocks = k.reshape(dy, (n, c // size**2, h, size, w, size))
@@ -268,7 +271,7 @@ def depth_to_space(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("SpaceToDepth", since=1)
 def space_to_depth(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """The inverse shuffle. Reads nothing else; no temporary."""
+    """Return dY with the inverse shuffle. It reads only dY; no temporary."""
     (n, c, h, w) = op.x.shape
     size = op.attr_int("blocksize", 1)
     blocks = k.reshape(dy, (n, size, size, c, h // size, w // size))

@@ -1,4 +1,4 @@
-"""BatchNormalization, LayerNormalization and its kin, with their gradients."""
+"""BatchNormalization, LayerNormalization and other normalizations in C, with their gradients."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ HEADER = "po_norm.h"
 
 
 def _channels(x: Tensor) -> tuple[int, int, int]:
-    """Images, channels and elements of a plane."""
+    """Return images, channels and elements of a plane."""
     return x.shape[0], x.shape[1] if len(x.shape) > 1 else 1, prod(x.shape[2:])
 
 
 def _out(arguments: Arguments, index: int) -> str:
-    found = arguments.outputs[index] if index < len(arguments.outputs) else ""
-    return found or "NULL"
+    address = arguments.outputs[index] if index < len(arguments.outputs) else ""
+    return address or "NULL"
 
 
 def _batch_norm(call: Call, arguments: Arguments) -> str:
@@ -30,7 +30,7 @@ def _batch_norm(call: Call, arguments: Arguments) -> str:
     names = [arguments.inputs[k] for k in range(5)]
     if not call.integer("training_mode", 0):
         return called("po_batch_norm", arguments.outputs[0], *names, *_channels(x), epsilon)
-    # the updated statistics of a momentum of 0 are the batch's own; else those are kept in the outputs' place
+    # with a momentum of 0 the updated statistics are the batch's, which the outputs hold
     return called(
         "po_batch_norm_training", arguments.outputs[0], arguments.outputs[1], arguments.outputs[2], "NULL", "NULL",
         *names, *_channels(x), epsilon, 0.0, 1.0,
@@ -40,9 +40,9 @@ def _batch_norm(call: Call, arguments: Arguments) -> str:
 def _batch_norm_refuses(call: Call) -> str | None:
     if call.integer("training_mode", 0):
         if call.number("momentum", 0.9):
-            return "BatchNormalization in training mode with a momentum, as one node"
+            return "a single BatchNormalization node in training mode with a momentum is not supported"
         if len(call.outputs) < 3 or None in call.outputs[:3]:
-            return "BatchNormalization in training mode without its statistics"
+            return "BatchNormalization in training mode without outputs for its statistics is not supported"
     return real(call)
 
 
@@ -78,7 +78,7 @@ def _layer_norm(call: Call, arguments: Arguments) -> str:
 
 def _layer_norm_refuses(call: Call) -> str | None:
     if call.input(1).size != _rows(call, call.input(0))[1]:
-        return "LayerNormalization whose scale is broadcast"
+        return "LayerNormalization with a scale that broadcasts is not supported"
     return real(call)
 
 
@@ -93,7 +93,7 @@ def _group_norm(call: Call, arguments: Arguments) -> str:
 
 
 def _group_norm_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of the groups of one image."""
+    """Return the tiling by the groups of one image."""
     x, scale = call.input(0), call.input(1)
     images, channels, size = _channels(x)
     groups = call.integer("num_groups", 1)
@@ -118,7 +118,7 @@ def _layer_norm_gradient(call: Call, arguments: Arguments, begun: str = "0") -> 
 
 
 def _layer_norm_gradient_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of rows; what is summed up over all of them stays in RAM."""
+    """Return the tiling by rows; sums over all rows stay in RAM."""
     shape = call.input(1).shape
     axis = call.integer("axis", -1) % len(shape) - 1
     if axis < 0:
@@ -132,7 +132,10 @@ def _layer_norm_gradient_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of channels: the second axis of these inputs and the first output, the first one of all else."""
+    """Return a function for the tiling by channels.
+
+    Channels are the second axis of `wide_inputs` and of the first output, and the first axis of all other operands.
+    """
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         if len(call.output().shape) < 2:
@@ -144,7 +147,7 @@ def _by_channel(code: Code, wide_inputs: tuple[int, ...]) -> Callable[[Call], tu
 
 
 def _batch_norm_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of channels; of any length where there is one, and its statistics are given."""
+    """Return the tiling by channels; chunks of any length for one channel with given statistics."""
     if call.integer("training_mode", 0) or _channels(call.input(0))[1] > 1:
         return _by_channel(_batch_norm, (0,))(call)
 

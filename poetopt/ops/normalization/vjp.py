@@ -1,20 +1,18 @@
 """Gradients of normalizations.
 
-LayerNormalization and RMSNormalization: one operator gives all gradients, for they share their sums.
-
-With rows of H elements, x' the normalized row and g = scale dY:
+LayerNormalization and RMSNormalization have one operator for all gradients, which share sums. With rows of H elements,
+the normalized row x' and g = scale dY:
 
     dX = inv (g - mean(g) - x' mean(g x')),   dScale = sum over rows of dY x',   dBias = sum over rows of dY
 
-(RMSNormalization: without mean(g).) Both factors of a row are affine maps of it, which BatchNormalization's
-kernel evaluates in one pass. They read X, dY and one or two numbers a row that the forward operator writes; two
+(RMSNormalization lacks mean(g).) Both factors of a row are affine maps of it, which BatchNormalization's kernel
+evaluates in one pass. The operator reads X, dY and one or two numbers per row that the forward operator writes; two
 temporaries of X's size are alive at once.
 
-GroupNormalization and InstanceNormalization: one operator gives all gradients, for they share their sums.
-
-With rows of H elements (a group of channels of one image; for InstanceNormalization a channel), x' the
-normalized row and g = scale dY: dX = inv (g - mean(g) - x' mean(g x')). Sums over a channel's positions are taken once
-and give dScale, dBias and both means. Reads X and dY; two temporaries of X's size are alive at once.
+GroupNormalization and InstanceNormalization also have one operator for all gradients. Their rows are a group of
+channels of one image, or one channel for InstanceNormalization: dX = inv (g - mean(g) - x' mean(g x')). Sums over a
+channel's positions are taken once and give dScale, dBias and both means. The operator reads X and dY; two temporaries
+of X's size are alive at once.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ declare("BatchNormalization", op=normalization(
     in_place=(0,), workspace=kernels.statistics, letters_streamed=axes.batch_norm(positions=False),
     letters_in_ram=axes.batch_norm(positions=True),
 ))  # fmt: skip
-# training_mode is an input; whoever gives it as a third input means it
+# training_mode is an input; a model that has this third input trains with dropout
 declare("Dropout", op=Op(
     flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2), workspace=kernels.mask,
 ))  # fmt: skip
@@ -74,7 +72,7 @@ declare("RMSNormalization", op=normalization(
 def _affine(
     op: Primal, k: OperatorBuilder, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor
 ) -> Tensor:
-    """scale (x - mean) / sqrt(var + epsilon) + bias for each channel, in one pass."""
+    """Return scale (x - mean) / sqrt(var + epsilon) + bias for each channel, in one pass."""
     epsilon = op.attr_float("epsilon", 1e-5)
     return k.node("BatchNormalization", [x, scale, bias, mean, var], x.shape, x.dtype, epsilon=epsilon)
 
@@ -84,22 +82,22 @@ def _channel_sum(k: OperatorBuilder, x: Tensor) -> Tensor:
 
 
 def _channel_dot(k: OperatorBuilder, a: Tensor, b: Tensor) -> Tensor:
-    """The sum of a b for each channel; the product is written over `a`, where `a` is a temporary.
+    """Return the sum of a b for each channel; the product overwrites `a` if it is a temporary.
 
-    Dot products by MatMul write nothing, and take 2.5 to 8 times as long: its kernel is not made for them.
+    Dot products by MatMul need no temporary, but take 2.5 to 8 times as long.
     """
     return _channel_sum(k, k.mul(a, b))
 
 
 @register_vjp("BatchNormalization", since=9)
 def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Per channel, with x' = (x - mean) / sqrt(var + epsilon) and m elements: dScale = sum(dY x'), dB = sum(dY).
+    """Return dScale = sum(dY x'), dB = sum(dY) and dX, per channel with m elements.
 
-    In training mode dX = scale / sqrt(var + epsilon) (dY - (dB + x' dScale) / m), in two operators: what reads X
-    and dY gives the sums and the bracket, and the last factor waits, so that at most three tensors of X's
-    size are alive at once. In inference mode dX is dY times a number for each channel, and a mean or variance that the
-    network itself computes (a layer without running statistics) has
-    dMean = -scale dB / sqrt(var + epsilon), dVar = -scale dScale / (2 (var + epsilon)).
+    x' is (x - mean) / sqrt(var + epsilon). In training mode two operators compute
+    dX = scale / sqrt(var + epsilon) (dY - (dB + x' dScale) / m). The first reads X and dY and computes the sums and the
+    bracket. The second applies the last factor, so that at most three tensors of X's size are alive at once. In
+    inference mode dX is dY times a number per channel. A mean or variance that the network itself computes (a layer
+    without running statistics) has dMean = -scale dB / sqrt(var + epsilon), dVar = -scale dScale / (2 (var + epsilon)).
     """
     dy, x, scale = op.only(cotangents), op.x, op.input(1)
     training = bool(op.attr_int("training_mode", 0))
@@ -133,13 +131,13 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _vector(op: Primal, value: float, like: Tensor) -> Tensor:
-    """A constant vector like `like`."""
+    """Return a constant vector with the shape and type of `like`."""
     return op.builder.constant(np.full(like.shape, value, like.dtype))
 
 
 @register_vjp("Dropout", since=7)
 def dropout(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The same mask and scale as forwards; the identity where nothing is dropped."""
+    """Apply the mask and scale of the forward pass; the identity if no element is dropped."""
     if len(op.operator.nodes) == 1:
         return (cotangents[0],)
     dy = op.only(cotangents)
@@ -153,23 +151,23 @@ def dropout(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("LayerNormalization", since=17)
 def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above; mean and 1 / sqrt(variance + epsilon) of each row are the forward operator's outputs."""
+    """Return all gradients; the forward operator writes mean and 1 / sqrt(variance + epsilon) of each row."""
     dy = cotangents[0]
     if dy is None:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    found = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    gradients = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
     if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix(op)[1]:
         k.amounts_to(
-            "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], found, axis=op.attr_int("axis", -1)
+            "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], gradients, axis=op.attr_int("axis", -1)
         )
-    return found
+    return gradients
 
 
 @register_vjp("RMSNormalization", since=23)
 def rms_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above; 1 / sqrt(mean of squares + epsilon) is found again, from X."""
+    """Return all gradients; 1 / sqrt(mean of squares + epsilon) is recomputed from X."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     rows, columns = _matrix(op)
@@ -180,7 +178,7 @@ def rms_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _matrix(op: Primal) -> tuple[int, int]:
-    """Rows and columns: what is in front of the first normalized axis, and the rest."""
+    """Return the elements before the first normalized axis as rows, and the rest as columns."""
     shape = op.x.shape
     axis = op.attr_int("axis", -1) % len(shape)
     return math.prod(shape[:axis]), math.prod(shape[axis:])
@@ -188,7 +186,7 @@ def _matrix(op: Primal) -> tuple[int, int]:
 
 @register_vjp("LayerNormalization", since=1, domain=DOMAIN)
 def layer_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
-    """LayerNormalization's, with the mean and the deviation that the region writes."""
+    """Return all gradients of a fused LayerNormalization, which writes mean and deviation."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     return _row_norm(op, k, dy, op.output(1), k.unary("Reciprocal", op.output(2)))
@@ -196,14 +194,14 @@ def layer_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("RMSNormalization", since=1, domain=DOMAIN)
 def rms_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
-    """RMSNormalization's, with the root of the mean square that the region writes."""
+    """Return all gradients of a fused RMSNormalization, which writes the root of the mean square."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
     return _row_norm(op, k, dy, None, k.unary("Reciprocal", op.output(1)))
 
 
 def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
-    """The gradients, from the mean (None: not subtracted) and the inverse deviation of each row."""
+    """Return the gradients from the mean (None: not subtracted) and the inverse deviation of each row."""
     rows, columns = _matrix(op)
     inner = op.x.shape[op.attr_int("axis", -1) % len(op.x.shape) :]
     x, d = k.reshape(op.x, (rows, columns)), k.reshape(dy, (rows, columns))
@@ -225,17 +223,20 @@ def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, i
 
 @register_vjp("InstanceNormalization", since=6)
 def instance_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Every channel of every image is a row."""
-    return _grouped(op, op.only(cotangents), op.x.shape[1])
+    """Return all gradients; every channel of every image is a row."""
+    return _group_norm(op, op.only(cotangents), op.x.shape[1])
 
 
 @register_vjp("GroupNormalization", since=18)
 def group_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
-    """`num_groups` rows an image; scale and bias have an element a channel, before opset 21 a group."""
-    return _grouped(op, op.only(cotangents), op.attr_int("num_groups", 1))
+    """Return all gradients of `num_groups` rows per image.
+
+    Scale and bias have one element per channel; before opset 21 one per group.
+    """
+    return _group_norm(op, op.only(cotangents), op.attr_int("num_groups", 1))
 
 
-def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
+def _group_norm(op: Primal, dy: Tensor, groups: int) -> Gradients:
     x, scale = op.x, op.input(1)
     batch, channels = x.shape[:2]
     positions = math.prod(x.shape[2:])
@@ -246,7 +247,7 @@ def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
     d = k.reshape(dy, (batch * channels, positions))
     tilted = k.reduce_sum(k.mul(k.reshape(normal, d.shape), d), [1])
     plain = k.reduce_sum(d, [1])
-    factors = k.reshape(scale, (1, channels)) if scale.size == channels else _spread(k, scale, each)
+    factors = k.reshape(scale, (1, channels)) if scale.size == channels else _repeat_per_channel(k, scale, each)
     dscale = dbias = dx = None
     if op.need(1):
         dscale = _per_parameter(k, tilted, batch, channels, scale)
@@ -267,7 +268,7 @@ def _grouped(op: Primal, dy: Tensor, groups: int) -> Gradients:
 
 
 def _normalized(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The normalized rows of x, and 1 / sqrt(variance + epsilon) [rows, 1]: LayerNormalization has both."""
+    """Return the normalized rows of x, and 1 / sqrt(variance + epsilon) [rows, 1], by LayerNormalization."""
     rows = (x.shape[0], 1)
     normal, inv = k.out(x.shape, x.dtype), k.out(rows, "float32", f"{k.name}/inverse_deviation")
     mean = k.out(rows, "float32", f"{k.name}/mean")
@@ -276,23 +277,23 @@ def _normalized(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, 
     return normal, k.cast(inv, x.dtype)
 
 
-def _spread(k: OperatorBuilder, scale: Tensor, each: int) -> Tensor:
-    """A group's factor for each of its channels, [1, channels]."""
+def _repeat_per_channel(k: OperatorBuilder, scale: Tensor, each: int) -> Tensor:
+    """Repeat a group's factor for each of its channels: [1, channels]."""
     column = k.expand(k.reshape(scale, (scale.size, 1)), (scale.size, each))
     return k.reshape(column, (1, scale.size * each))
 
 
 def _per_parameter(k: OperatorBuilder, sums: Tensor, batch: int, channels: int, like: Tensor) -> Tensor:
-    """Sums for each image and channel, added up for each element of a parameter."""
+    """Add up sums of each image and channel for each element of a parameter."""
     split = k.reshape(sums, (batch, like.size, channels // like.size))
     return k.reshape(k.reduce_sum(split, [0, 2]), like.shape)
 
 
 @single("LpNormalization", since=1)
 def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """With Y = X / |X| along the axis: dX = (dY - N sum(dY Y)) / |X|, N = Y for p = 2 and sign(X) for p = 1.
+    """Return dX = (dY - N sum(dY Y)) / |X|, with Y = X / |X| along the axis, N = Y for p = 2 and sign(X) for p = 1.
 
-    Reads X, and Y where it is kept anyway; three temporaries of X's size.
+    It reads X, and Y if it is kept anyway; three temporaries of X's size.
     """
     x = op.x
     axis = op.attr_int("axis", -1) % len(x.shape)
@@ -308,16 +309,16 @@ def lp_normalization(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("MeanVarianceNormalization", since=9)
 def mean_variance(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """With D the standard deviation over the axes and Y = (X - mean(X)) / D: dX = (dY - mean(dY) - Y mean(dY Y)) / D.
+    """Return dX = (dY - mean(dY) - Y mean(dY Y)) / D, with Y = (X - mean(X)) / D and the standard deviation D.
 
-    Reads X, and Y where it is kept anyway; three temporaries of X's size.
+    It reads X, and Y if it is kept anyway; three temporaries of X's size.
     """
     x = op.x
     axes = normalized(op.attr_ints("axes") or (0, 2, 3), len(x.shape))
     share = 1.0 / max(math.prod(x.shape[axis] for axis in axes), 1)
     centred = k.sub(x, k.mul(k.reduce_sum(x, axes), share))
     variance = k.mul(k.reduce_sum(k.mul(centred, centred), axes), share)
-    # both as the operator's definition has them; the latter is added to the standard deviation, not to the variance
+    # ONNX adds 1e-9 to the standard deviation, not to the variance
     deviation = k.add(k.unary("Sqrt", variance), k.graph.scalar(1e-9, x.dtype))
     y = op.y if op.builder.kept(op.y) else k.div(centred, deviation)
     tilted = k.mul(k.reduce_sum(k.mul(dy, y), axes), share)
@@ -327,25 +328,28 @@ def mean_variance(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("LRN", since=1)
 def local_response(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """With D = bias + alpha / size (sum of squares of the nearest channels) and Y = X D^-beta:
+    """Return dX for Y = X D^-beta, with D = bias + alpha / size (sum of squares of the nearest channels).
 
     dX = dY D^-beta - 2 alpha beta / size X (sum over the channels that X reaches of dY Y / D). Sums over channels
-    are averages of windows. Reads X and Y; three temporaries of X's size.
+    are averages of windows. It reads X and Y; three temporaries of X's size.
     """
     x, y = op.x, op.y
     size, alpha, beta = op.attr_int("size", 1), op.attr_float("alpha", 1e-4), op.attr_float("beta", 0.75)
     flat = (x.shape[0], 1, x.shape[1], math.prod(x.shape[2:]))
     below, above = (size - 1) // 2, size // 2
-    squares = _means(k, k.reshape(k.mul(x, x), flat), below, above)
+    squares = _channel_means(k, k.reshape(k.mul(x, x), flat), below, above)
     denominator = k.add(k.mul(squares, alpha), k.graph.scalar(op.attr_float("bias", 1.0), x.dtype))
     pulled = k.div(k.mul(k.reshape(dy, flat), k.reshape(y, flat)), denominator)
-    reach = k.mul(k.mul(_means(k, pulled, above, below), -2.0 * alpha * beta), k.reshape(x, flat))
+    reach = k.mul(k.mul(_channel_means(k, pulled, above, below), -2.0 * alpha * beta), k.reshape(x, flat))
     power = k.binary("Pow", denominator, k.graph.scalar(-beta, x.dtype))
     return k.reshape(k.add(k.mul(power, k.reshape(dy, flat)), reach), x.shape)
 
 
-def _means(k: OperatorBuilder, x: Tensor, below: int, above: int) -> Tensor:
-    """Of each channel [N, 1, channels, positions] and so many below and above it, absent ones counted as zeros."""
+def _channel_means(k: OperatorBuilder, x: Tensor, below: int, above: int) -> Tensor:
+    """Return the mean of each channel and of `below` and `above` channels around it; absent ones count as zeros.
+
+    x is [N, 1, channels, positions].
+    """
     if not below and not above:
         return x
     return k.node(

@@ -1,1 +1,1 @@
-"""Describes what picks by indices and puts there, and what samples planes."""
+"""Ops that select or write by indices, and ops that sample planes."""

@@ -1,6 +1,6 @@
-"""Picking of rows in C, and its gradients: whole, and in chunks where a row that is read or added to is alone in RAM.
+"""Ops that select or write by indices in C, and their gradients: whole, and in chunks with a single row in RAM.
 
-Rows are added up in the order of their numbers' places, whichever way.
+Rows are added up in the order of their numbers, in all variants.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling
 
 
 def gathered(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of the rows that are picked, of a table in RAM, or one whose rows are read one by one."""
+    """Return the tilings by gathered rows, from a table in RAM, or from one whose rows are read one by one."""
     x, numbers, y = call.input(0), call.input(1), call.output()
     length, unit = _table_rows(call, x)
     if not length or not unit:
@@ -51,15 +51,17 @@ def gathered(call: Call) -> tuple[Tiling, ...]:
 
     rows = ChunkSlice(OUTER, unit)
     picked = ChunkSlice(OUTER, unit, picks=numbers.size)
-    ways = [picked, None] if numbers.size > 1 else [picked]
-    return tuple(Tiling(Loop(numbers.size), None, (taken, None), (rows,), code) for taken in ways)
+    table_slices = [picked, None] if numbers.size > 1 else [picked]
+    return tuple(Tiling(Loop(numbers.size), None, (table_slice, None), (rows,), code) for table_slice in table_slices)
 
 
-def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
-    """Chunks of the table's rows, with dy in RAM, or its rows read one by one.
+def _add_tilings(call: Call, *, update: bool) -> tuple[Tiling, ...]:
+    """Return the tilings by the table's rows, with dy in RAM, or its rows read one by one.
 
+    Parameters
+    ----------
     update
-        Whether sgd updates the table: dy, numbers, table, rate, what is kept.
+        Whether sgd updates the table; inputs are dy, numbers, table, rate, and the factor of weight decay.
     """
     numbers, y = call.input(1), call.output()
     length, unit = _table_rows(call, y)
@@ -69,47 +71,51 @@ def _added(call: Call, *, update: bool) -> tuple[Tiling, ...]:
     inner = unit // width
 
     def code(call: Call, chunk: Chunk) -> str:
-        given, count, begin = chunk.inputs[0], chunk.count[OUTER], chunk.begin[OUTER]
+        gradient, count, begin = chunk.inputs[0], chunk.count[OUTER], chunk.begin[OUTER]
         operands = [read("b", numbers, chunk.inputs[1].at), written("y", y, chunk.outputs[0].at)]
         if update:
             operands += [read(name, call.input(k), chunk.inputs[k].at) for k, name in ((2, "p"), (3, "r"), (4, "e"))]
-        number, begun = number_at(length), f"{begin} / {inner}"
-        here = f"row >= {begun} && row < {begun} + {count} / {inner}"
-        term = (
-            f"{given.read('k')}\nconst float *a = (const float *){given.at}{'' if given.picks else f' + k * {inner}'};"
-        )
-        y_at = f"y[(row - {begun}) * {inner} + j]"
+        number, first_row = number_at(length), f"{begin} / {inner}"
+        in_chunk = f"row >= {first_row} && row < {first_row} + {count} / {inner}"
+        offset = "" if gradient.picks else f" + k * {inner}"
+        term = f"{gradient.read('k')}\nconst float *a = (const float *){gradient.at}{offset};"
+        y_at = f"y[(row - {first_row}) * {inner} + j]"
         if update:
-            first, done = "y[i] = p[i] * e[0];", f"{y_at} -= sum[j] * r[0];"
-            each = row_sums(numbers.size, inner, number, chunk.scratch, term, "a[j]", done, here)
+            first, subtract = "y[i] = p[i] * e[0];", f"{y_at} -= sum[j] * r[0];"
+            each = row_sums(numbers.size, inner, number, chunk.scratch, term, "a[j]", subtract, in_chunk)
         else:
             first = "y[i] = 0.0f;"
             row = block(term, f"for (int32_t j = 0; j < {inner}; ++j) {{\n    {y_at} += a[j];\n}}")
             each = (
                 f"for (int32_t k = 0; k < {numbers.size}; ++k) {{\n"
-                f"    const int32_t row = {number_at(length, 'k')};\n    if ({here}) {row}\n}}"
+                f"    const int32_t row = {number_at(length, 'k')};\n    if ({in_chunk}) {row}\n}}"
             )
         return block(*operands, f"for (int32_t i = 0; i < {count}; ++i) {{\n    {first}\n}}", each)
 
-    elements = ChunkSlice(OUTER, width)  # of whole rows: an update behind it goes by elements
+    elements = ChunkSlice(OUTER, width)  # chunks are whole rows, but an update behind goes by elements
     rest = (None, *((elements, None, None) if update else ()))
-    ways = [ChunkSlice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
-    return tuple(Tiling(Loop(y.size, inner), None, (taken, *rest), (elements,), code) for taken in ways)
+    gradient_slices = [ChunkSlice(OUTER, unit, picks=numbers.size), *([None] if length > 1 else [])]
+    return tuple(
+        Tiling(Loop(y.size, inner), None, (gradient_slice, *rest), (elements,), code)
+        for gradient_slice in gradient_slices
+    )
 
 
 def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: str, done: str, taken: str = "1") -> str:
-    """C that sums up what is of one row, for each row among `count` numbers, and does `done` with each of its elements.
+    """Return C that sums up the terms of each row among `count` numbers, and runs `done` for each element of the sum.
 
-    A row's terms are one sum before they meet the row itself: each by itself would be lost where it is small beside it.
+    The terms of a row are summed before they are added to the row: a term that is small against the row would be lost.
 
+    Parameters
+    ----------
     number
-        The C of the number at a place, which is to be filled in.
+        C of the number at a position, as a template.
     sums
-        Where `inner` floats lie.
+        Address of `inner` floats.
     each, term
-        What comes before the terms of place k, and the term of element j.
+        C before the terms of position k, and the term of element j.
     taken
-        Which rows.
+        C condition that selects rows.
     """
 
     def at(place: str) -> str:
@@ -142,7 +148,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
 
 
 def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
-    """Says how many rows a table has, and their bytes; 0 where a row lies in pieces."""
+    """Return the number of rows of a table, and the bytes of a row; 0 if rows aren't contiguous."""
     axis = call.integer("axis", 0) % len(table.shape)
     if prod(table.shape[:axis]) != 1:
         return 0, 0
@@ -150,7 +156,7 @@ def _table_rows(call: Call, table: Tensor) -> tuple[int, int]:
 
 
 def number_at(length: int, place: str = "{}") -> str:
-    """The C of a row's number; negative ones count from the end."""
+    """Return the C of a row's number; negative numbers count from the end."""
     return f"(int32_t)(b[{place}] < 0 ? b[{place}] + {length} : b[{place}])"
 
 
@@ -172,11 +178,11 @@ def _gather(call: Call, arguments: Arguments) -> str:
 def _gather_elements(call: Call, arguments: Arguments) -> str:
     x, y = call.input(0), call.output()
     axis = call.integer("axis", 0) % len(x.shape)
-    own, element = strides_of(x.shape), index(strides_of(y.shape))
-    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    x_strides, element = strides_of(x.shape), index(strides_of(y.shape))
+    others = index([0 if k == axis else step for k, step in enumerate(x_strides)])
     body = block(
         f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {x.shape[axis]} : b[{element}]);",
-        f"y[{element}] = a[{others} + at * {own[axis]}];",
+        f"y[{element}] = a[{others} + at * {x_strides[axis]}];",
     )
     return block(*operands(call, arguments), loops(y.shape, body))
 
@@ -184,8 +190,8 @@ def _gather_elements(call: Call, arguments: Arguments) -> str:
 def _gather_nd(call: Call, arguments: Arguments) -> str:
     x, where, y = call.input(0), call.input(1), call.output()
     batch, depth = call.integer("batch_dims", 0), where.shape[-1]
-    own, inner, count = strides_of(x.shape), prod(x.shape[batch + depth :]), prod(where.shape[batch:-1])
-    row = _rows_at("at", x.shape[batch:], own[batch:], depth)
+    x_strides, inner, count = strides_of(x.shape), prod(x.shape[batch + depth :]), prod(where.shape[batch:-1])
+    row = _tuple_offset("at", x.shape[batch:], x_strides[batch:], depth)
     body = block(
         f"const int64_t *at = b + (i0 * {count} + i1) * {depth};",
         f"const int32_t from = i0 * {prod(x.shape[batch:])} + (int32_t)({row});",
@@ -194,18 +200,18 @@ def _gather_nd(call: Call, arguments: Arguments) -> str:
     return block(*operands(call, arguments), loops((prod(x.shape[:batch]), count), body))
 
 
-def _rows_at(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
-    """Says where the elements begin that an index tuple names; negative numbers count from the end."""
+def _tuple_offset(tuples: str, shape: Sequence[int], strides: Sequence[int], depth: int) -> str:
+    """Return the C of the offset that an index tuple names; negative numbers count from the end."""
     numbers = (f"({tuples}[{k}] < 0 ? {tuples}[{k}] + {shape[k]} : {tuples}[{k}]) * {strides[k]}" for k in range(depth))
     return " + ".join(numbers) or "0"
 
 
 def _top_k(call: Call, arguments: Arguments) -> str:
-    """Each is looked for behind the one before it, so nothing is kept; of equal ones the first comes first."""
+    """Return the C of TopK: it searches each value behind the one before, without a copy; ties keep their order."""
     x, (values, places) = call.input(0), arguments.outputs + ("",) * (2 - len(arguments.outputs))
     axis = call.integer("axis", -1) % len(x.shape)
-    made = next(tensor for tensor in call.outputs if tensor is not None)
-    (outer, length, inner), count = around(x.shape, axis), made.shape[axis]
+    result = next(tensor for tensor in call.outputs if tensor is not None)
+    (outer, length, inner), count = around(x.shape, axis), result.shape[axis]
     after, before = ("<", ">") if call.integer("largest", 1) else (">", "<")
     picked = block(
         "int32_t best = -1;",
@@ -241,13 +247,13 @@ def _gather_gradient(call: Call, arguments: Arguments) -> str:
 
 
 def _gather_update(call: Call, arguments: Arguments) -> str:
-    """Rows of a table that were read are updated by sgd; all of it is multiplied by what weight decay keeps."""
+    """Return C that updates the rows that were read by sgd, and multiplies the whole table by weight decay's factor."""
     table, y, count = call.input(2), call.output(), call.input(1).size
     axis = call.integer("axis", 0) % len(y.shape)
     outer, length, inner = around(y.shape, axis)
     term = f"a[(i0 * {count} + k) * {inner} + j]"
-    done = f"y[(i0 * {length} + row) * {inner} + j] -= sum[j] * r[0];"
-    rows = row_sums(count, inner, number_at(length), arguments.scratch, "", term, done)
+    subtract = f"y[(i0 * {length} + row) * {inner} + j] -= sum[j] * r[0];"
+    rows = row_sums(count, inner, number_at(length), arguments.scratch, "", term, subtract)
     return block(
         *(read(name, call.input(k), arguments.inputs[k]) for k, name in enumerate("abpre")),
         written("y", y, arguments.outputs[0]),
@@ -262,7 +268,9 @@ def _row_bytes(call: Call) -> int:
 
 
 def _gather_refuses(call: Call) -> str | None:
-    return "rows of another type than float32" if call.output().dtype != "float32" else known_types(call)
+    if call.output().dtype != "float32":
+        return f"rows of {call.output().dtype} are not supported; float32 is"
+    return known_types(call)
 
 
 _COMBINED = {
@@ -274,8 +282,8 @@ _COMBINED = {
 }
 
 
-def _kept(call: Call, arguments: Arguments) -> list[str]:
-    """Declarations of data a, indices b, updates c and result y, which begins as data."""
+def _scatter_operands(call: Call, arguments: Arguments) -> list[str]:
+    """Return the declarations of indices b, updates c and result y, and the copy of the data to y."""
     y = call.output()
     return [
         read("b", call.input(1), arguments.inputs[1]),
@@ -290,33 +298,37 @@ def _kept(call: Call, arguments: Arguments) -> list[str]:
 def _scatter_elements(call: Call, arguments: Arguments) -> str:
     y, where = call.output(), call.input(1)
     axis = call.integer("axis", 0) % len(y.shape)
-    own = strides_of(y.shape)
-    others = index([0 if k == axis else step for k, step in enumerate(own)])
+    y_strides = strides_of(y.shape)
+    others = index([0 if k == axis else step for k, step in enumerate(y_strides)])
     element = index(strides_of(where.shape))
     text = _COMBINED[call.text("reduction", "none")]
     body = block(
         f"const int32_t at = (int32_t)(b[{element}] < 0 ? b[{element}] + {y.shape[axis]} : b[{element}]);",
-        text.format(y=f"y[{others} + at * {own[axis]}]", u=f"c[{element}]"),
+        text.format(y=f"y[{others} + at * {y_strides[axis]}]", u=f"c[{element}]"),
     )
-    return block(*_kept(call, arguments), loops(where.shape, body))
+    return block(*_scatter_operands(call, arguments), loops(where.shape, body))
 
 
 def _scatter_nd(call: Call, arguments: Arguments) -> str:
     y, where = call.output(), call.input(1)
     depth = where.shape[-1]
-    own, inner = strides_of(y.shape), prod(y.shape[depth:])
+    y_strides, inner = strides_of(y.shape), prod(y.shape[depth:])
     text = _COMBINED[call.text("reduction", "none")]
     body = block(
         f"const int64_t *which = b + i0 * {depth};",
-        f"const int32_t at = (int32_t)({_rows_at('which', y.shape, own, depth)});",
+        f"const int32_t at = (int32_t)({_tuple_offset('which', y.shape, y_strides, depth)});",
         loops((inner,), text.format(y="y[at + j0]", u=f"c[i0 * {inner} + j0]"), "j"),
     )
-    return block(*_kept(call, arguments), loops((where.size // max(depth, 1),), body))
+    return block(*_scatter_operands(call, arguments), loops((where.size // max(depth, 1),), body))
 
 
 def _scatter_refuses(call: Call) -> str | None:
-    found = call.text("reduction", "none")
-    return f"{call.node.op_type} with reduction {found}" if found not in _COMBINED else known_types(call)
+    reduction = call.text("reduction", "none")
+    return (
+        f"{call.node.op_type} with reduction {reduction} is not supported"
+        if reduction not in _COMBINED
+        else known_types(call)
+    )
 
 
 KERNELS: tuple[Kernel, ...] = (
@@ -326,11 +338,11 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel("TopK", _top_k, refuses=known_types, headers=(HEADER,)),
     Kernel(
         "Gather.grad_input", _gather_gradient, OWN_DOMAIN, _gather_refuses, headers=(HEADER,),
-        tilings=partial(_added, update=False),
+        tilings=partial(_add_tilings, update=False),
     ),
     Kernel(
         "Gather.grad_input+sgd.update", _gather_update, OWN_DOMAIN, _gather_refuses, _row_bytes, in_place=(2,),
-        headers=(HEADER,), tilings=partial(_added, update=True),
+        headers=(HEADER,), tilings=partial(_add_tilings, update=True),
     ),
     Kernel("ScatterElements", _scatter_elements, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),
     Kernel("ScatterND", _scatter_nd, refuses=_scatter_refuses, in_place=(0,), headers=(HEADER,)),

@@ -1,17 +1,18 @@
-"""GridSample: places between the elements of X are given by a grid; both have gradients.
+"""GridSample: a grid gives positions between the elements of X; grid and X have gradients.
 
-A place reads some elements along each axis (one for nearest, two for linear, four for cubic), weighed by polynomials of
-how far it lies behind the first of them. One outside of X counts as zero (`zeros`) or as one inside (`border`,
-`reflection`). With w_s the product of its weights, and over all s that a place reads:
+A position reads some elements along each axis: one for nearest, two for linear, four for cubic. Their weights are
+polynomials of the distance from the first of them. An element outside of X counts as zero (`zeros`) or as an element
+inside (`border`, `reflection`). With the product w_s of the weights of an element s, summed over all s that a position
+reads:
 
     dX = sum of dY w_s, added where s lies
     dGrid_a = sum of dw_s/dGrid_a (X_s dY summed over the channels)
 
-element after element: for dX scattered, with 20 bytes an element of dY; for the grid gathered with its channels, with
-12. A matrix of weights and one product each would be slower from planes of 16x16 on.
+Elements are processed one after another. For dX they are scattered, with 20 bytes per element of dY. For the grid they
+are gathered with their channels, with 12. A matrix of weights and one product would be slower from planes of 16x16 on.
 
-Coordinates are computed in onnxruntime's order; kinks are torch's: `floor` decides which side of an element counts, and
-at the image's edges `border` and `reflection` have no slope. Through `nearest` nothing flows to the grid.
+Coordinates are computed in onnxruntime's order. Kinks are torch's: `floor` decides which side of an element counts, and
+at the image's edges `border` and `reflection` have no slope. No gradient flows to the grid through `nearest`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _POLYNOMIALS: dict[str, tuple[tuple[float, ...], ...]] = {
         (0.0, 0.0, _A, -_A),
     ),
 }
-"""For each element that is read, the coefficients of its weight: of 1, f, f^2, f^3; f is the distance to the place."""
+"""For each element that is read, the coefficients of its weight for 1, f, f^2, f^3, with the position's distance f."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,12 @@ class _Sampling:
 
     @property
     def taps(self) -> int:
-        """Elements that a place reads along an axis."""
+        """Elements that a position reads along an axis."""
         return len(_POLYNOMIALS[self.mode])
 
     @property
     def read(self) -> int:
-        """Elements that a place reads."""
+        """Elements that a position reads."""
         return int(self.taps ** len(self.sizes))
 
     @property
@@ -82,7 +83,7 @@ class _Sampling:
 
 @dataclass(frozen=True)
 class Line:
-    """Holds what the places read along one axis, [batch, places, taps] each; where `slope` is None it is not wanted."""
+    """The elements that positions read along one axis, [batch, places, taps] each; `slope` is None unless requested."""
 
     index: Tensor
     weight: Tensor
@@ -91,19 +92,22 @@ class Line:
 
 @register_vjp("GridSample", since=16)
 def grid_sample(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above. dX reads the grid, dGrid also X."""
+    """Return dX, which reads the grid, and dGrid, which also reads X."""
     dy, frame = op.only(cotangents), _sampling(op)
-    dx = _input(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
-    grid = _grid(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
+    dx = _input_gradient(op.emit("grad_input"), dy, op, frame) if op.need(0) else None
+    grid = _grid_gradient(op.emit("grad_grid"), dy, op, frame) if op.need(1) and frame.mode != "nearest" else None
     return dx, grid
 
 
 def _sampling(op: Primal) -> _Sampling:
     mode, padding = op.attr_text("mode", "linear"), op.attr_text("padding_mode", "zeros")
-    # before opset 20
+    # names before opset 20
     mode = {"bilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     if mode not in _POLYNOMIALS or padding not in {"zeros", "border", "reflection"}:
-        raise ModelError(f"{op.where}: unknown mode {mode!r} or padding_mode {padding!r}")
+        raise ModelError(
+            f"{op.where}: mode {mode!r} or padding_mode {padding!r} is unknown; export it with linear, nearest or "
+            "cubic, and zeros, border or reflection"
+        )
     (batch, channels), sizes = op.x.shape[:2], op.x.shape[2:]
     if len(sizes) not in ({2} if mode == "cubic" else {2, 3}):
         raise MissingVjpError(
@@ -118,7 +122,7 @@ def _sampling(op: Primal) -> _Sampling:
 
 
 def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) -> list[Line]:
-    """Axis by axis; the grid's components are in the opposite order."""
+    """Return one line per axis; the grid's components are in the opposite order."""
     rank = len(frame.sizes)
     flat = k.reshape(grid, (frame.batch, frame.places, rank))
     parts = [k.slice(flat, [rank - 1 - axis], [rank - axis], [2]) for axis in range(rank)]
@@ -126,10 +130,10 @@ def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) 
 
 
 def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes: bool) -> Line:
-    """One axis: `part` [batch, places, 1] is between -1 and 1 inside."""
+    """Return the line of one axis; `part` [batch, places, 1] is between -1 and 1 inside of X."""
     at, sign = _coordinate(k, part, size, frame.aligned), None
     if frame.mode == "linear" and frame.padding != "zeros":
-        at, sign = _kept_inside(k, at, size, frame)
+        at, sign = _bring_inside(k, at, size, frame)
     first = k.unary("Round" if frame.mode == "nearest" else "Floor", at)
     offsets = np.arange(frame.taps) - (1 if frame.mode == "cubic" else 0)
     where = k.add(first, k.graph.constant(offsets.astype(at.dtype)))
@@ -141,7 +145,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
         slope = _polynomial(k, np.asarray(table[:, 1:] * orders, np.float64), at, first)
         slope = slope if sign is None else k.mul(slope, sign)
     if frame.mode != "linear" and frame.padding == "reflection":
-        return Line(_mirrored(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
+        return Line(_reflect(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
     inside = _clipped(k, where, size)
     if frame.padding == "zeros":
         mask = k.cast(k.compare("Equal", where, inside), where.dtype)
@@ -151,7 +155,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
 
 
 def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> Tensor:
-    """From -1 ... 1 to elements, in onnxruntime's order of operations."""
+    """Convert -1 ... 1 to element numbers, in onnxruntime's order of operations."""
     more = k.add(part, k.graph.scalar(1.0, part.dtype))
     if aligned:
         return k.mul(k.mul(more, 0.5), size - 1.0)
@@ -159,7 +163,7 @@ def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> T
 
 
 def _polynomial(k: OperatorBuilder, table: NDArray[np.float64], at: Tensor, first: Tensor) -> Tensor:
-    """The polynomials of at - first whose coefficients are the rows of `table`, lowest power first."""
+    """Return the polynomials of at - first whose coefficients are the rows of `table`, lowest power first."""
     powers = [k.graph.constant(column.astype(at.dtype)) for column in table.T]
     if len(powers) == 1:
         return k.expand(powers[0], (*at.shape[:-1], len(table)))
@@ -172,8 +176,8 @@ def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
     return k.node("Clip", [where, *bounds], where.shape, where.dtype)
 
 
-def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
-    """A coordinate of `linear` as border or mirrors leave it, and its slope: 1, -1, or 0 at the edges and beyond."""
+def _bring_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -> tuple[Tensor, Tensor]:
+    """Return a coordinate of `linear` after border or reflection, and its slope: 1, -1, or 0 from the edges on."""
     low, span = (0.0, size - 1.0) if frame.aligned else (-0.5, float(size))
     sign: Tensor | None = None
     if frame.padding == "reflection" and span:
@@ -193,45 +197,45 @@ def _kept_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) ->
     return _clipped(k, at, size), (edges if sign is None else k.mul(sign, edges))
 
 
-def _mirrored(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
-    """Inside, by mirrors on the outermost elements (aligned) or on their outer edges."""
+def _reflect(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
+    """Reflect indices at the outermost elements (aligned) or at their outer edges."""
     period = max(2 * size - 2, 1) if aligned else 2 * size
     last = period if aligned and size > 1 else period - 1
-    there = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
-    return k.binary("Min", there, k.sub(k.graph.ints([last]), there))
+    within_period = k.node("Mod", [where, k.graph.ints([period])], where.shape, "int64")
+    return k.binary("Min", within_period, k.sub(k.graph.ints([last]), within_period))
 
 
-def _spread(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
-    """[batch, places, taps] with the taps on an axis of their own: [batch, places, 1, ..., taps, ..., 1]."""
+def _align_taps(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tensor:
+    """Move the taps of [batch, places, taps] to a separate axis: [batch, places, 1, ..., taps, ..., 1]."""
     batch, places, taps = line.shape
     return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
 
 
 def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tensor:
-    """Says which elements of a flat channel are read: int64 [batch, places, read]."""
+    """Return the indices of the elements of a flat channel that are read: int64 [batch, places, read]."""
     rank = len(lines)
     parts = []
     for axis, line in enumerate(lines):
         stride = math.prod(frame.sizes[axis + 1 :])
         strided = line.index if stride == 1 else k.mul(line.index, k.graph.ints([stride]))
-        parts.append(_spread(k, strided, axis, rank))
+        parts.append(_align_taps(k, strided, axis, rank))
     return k.reshape(reduce(k.add, parts), (frame.batch, frame.places, frame.read))
 
 
 def _product(k: OperatorBuilder, factors: Sequence[Tensor]) -> Tensor:
-    """The products over the axes: [batch, places, taps, ..., taps]."""
-    return reduce(k.mul, [_spread(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
+    """Return the products over the axes: [batch, places, taps, ..., taps]."""
+    return reduce(k.mul, [_align_taps(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
 
 
 def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
-    """x[..., number] of [batch, places, read]."""
+    """Return x[..., number] of x [batch, places, read]."""
     return k.reshape(k.slice(x, [number], [number + 1], [2]), x.shape[:2])
 
 
 # --- the gradients --------------------------------------------------------------------------------
 
 
-def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
+def _input_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     lines = _lines(k, op.input(1), frame, slopes=False)
     index = k.cast(_index(k, lines, frame), "int32")
     weights = k.cast(k.reshape(_product(k, [line.weight for line in lines]), index.shape), dy.dtype)
@@ -243,7 +247,7 @@ def _input(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tens
     return k.reshape(total, op.x.shape)
 
 
-def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
+def _grid_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     batch, channels, places = frame.batch, frame.channels, frame.places
     lines = _lines(k, op.input(1), frame, slopes=True)
     index = _index(k, lines, frame)
@@ -253,11 +257,11 @@ def _grid(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tenso
     if batch > 1:
         images = np.arange(batch, dtype=np.int64).reshape(batch, 1, 1) * frame.elements
         index = k.add(index, k.graph.constant(images))
-    found = []
+    dots = []
     for tap in range(frame.read):
         read = k.node("Gather", [table, _tap(k, index, tap)], rows.shape, dy.dtype, axis=0)
-        found.append(k.reduce_sum(k.mul(read, rows), [2]))
-    taps = k.reshape(k.cast(k.concat(found, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
+        dots.append(k.reduce_sum(k.mul(read, rows), [2]))
+    taps = k.reshape(k.cast(k.concat(dots, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
     parts = []
     for axis in reversed(range(len(lines))):
         factors = [line.slope if a == axis and line.slope is not None else line.weight for a, line in enumerate(lines)]

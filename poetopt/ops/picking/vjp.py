@@ -1,30 +1,30 @@
-"""Gradients of what picks and puts by indices.
+"""Gradients of ops that select or write by indices.
 
-Gather and its kin: rows of the gradient are added up where they came from, without races.
-
-With V rows to choose from, N chosen and rows of `inner` elements:
+Gather, GatherElements and GatherND add up rows of the gradient at their source, without races. With a table of V rows,
+N selected rows, and rows of `inner` elements:
 
 | case | construction | temporaries |
 |---|---|---|
-| indices known, each the last plus one | Pad | 0 |
+| indices known and consecutive | Pad | 0 |
 | V <= N | product with a one-hot matrix | 5 V N |
-| V > N | alike rows are added up in that way, then every row of dX is gathered from these or from zeros | 5 N N |
+| V > N | rows with equal indices are added like this, then dX gathers its rows from the sums or from zeros | 5 N N |
 
-The second and third turn to ScatterElements(add) where the one-hot matrix has more than 256 rows, and where rows of dY
-are short and it would be the larger (V or N rows of zeros, and 4 bytes an index). A table of 30,522 words thus costs
-one pass over its gradient, and no zeros of its size. Like elements are always added in the same order.
+The second and third case use ScatterElements(add) if the one-hot matrix has more than 256 rows, or if rows of dY are so
+short that the matrix is larger (V or N rows of zeros, and 4 bytes per index). So a table of 30,522 words costs one pass
+over its gradient, and no zeros of its size. Elements with equal indices are always added in the same order.
 
-ScatterElements and ScatterND: what was written gets the gradient of its place, what was overwritten none.
+In ScatterElements and ScatterND, an update gets the gradient of the element that it wrote; an overwritten element gets
+none.
 
 | reduction | dX | dUpdates |
 |---|---|---|
 | none | dY, zero where it was replaced | dY at the indices |
 | add | dY | dY at the indices |
-| max, min | where X is the result, its share of dY | where it is the result, its share of dY at the indices |
-| mul | dY times the product of all others | the same |
+| max, min | its share of dY where X is the result | its share of dY at the indices where it is the result |
+| mul | dY times the product of all other factors | dY times the product of all other factors |
 
-All that equal the result share dY evenly, as for ReduceMax and in torch's `scatter_reduce(amax)`. A product's gradient
-is exact where there are zeros: see ReduceProd.
+All elements that equal the result share dY evenly, as for ReduceMax and in torch's `scatter_reduce(amax)`. A product's
+gradient is exact with zeros, as for ReduceProd.
 """
 
 from __future__ import annotations
@@ -80,12 +80,12 @@ declare("Unique", op=Op(looks="anywhere"))
 
 
 _ONE_HOT_ROWS = 256
-"""A product with more of them takes longer than adding up element by element, and grows with their square."""
+"""With more rows, a product takes longer than element-wise addition, and grows with their square."""
 
 
 @single("Gather", since=1)
 def gather(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = the rows of dY, added up at their indices."""
+    """Return dX = the rows of dY, added up at their indices."""
     x = op.x
     axis = op.attr_int("axis", 0) % len(x.shape)
     outer, rows, inner = around(x.shape, axis)
@@ -106,9 +106,10 @@ def gather(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 
 def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -> Tensor:
-    """`total`, to whose rows at `indices` those of dy are added: where a table has another gradient besides.
+    """Add the rows of dy to those of `total` at `indices`, for a table with another gradient.
 
-    The new rows are written; where an index occurs twice, the same row twice, so that no order of writing matters.
+    New rows are written. An index that occurs twice writes the same row twice, so that the order of writes is
+    irrelevant.
     """
     rows, inner = total.shape[0], total.size // max(total.shape[0], 1)
     count = indices.size
@@ -127,7 +128,7 @@ def _add_to(k: OperatorBuilder, total: Tensor, *, dy: Tensor, indices: Tensor) -
 
 @single("GatherElements", since=11)
 def gather_elements(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """The elements of dY, added up at their indices: ScatterElements(add) into zeros."""
+    """Return the elements of dY, added up at their indices: ScatterElements(add) into zeros."""
     x = op.x
     axis = op.attr_int("axis", 0) % len(x.shape)
     return k.scatter_add(k.zeros(x.shape, x.dtype), op.input(1), dy, axis)
@@ -135,7 +136,7 @@ def gather_elements(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("GatherND", since=11)
 def gather_nd(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """As for Gather, with each index tuple turned into the number of its row."""
+    """Return the gradient as for Gather, with the row number of each index tuple."""
     x = op.x
     rows, count, inner = row_counts(x, op.input(1), op.attr_int("batch_dims", 0))
     numbers = row_numbers(k, x, op.input(1), op.attr_int("batch_dims", 0))
@@ -144,13 +145,13 @@ def gather_nd(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 
 def row_counts(x: Tensor, indices: Tensor, batch_dims: int = 0) -> tuple[int, int, int]:
-    """Rows that index tuples choose from, tuples, and elements of a row."""
+    """Return the numbers of rows that index tuples select from, of tuples, and of elements of a row."""
     last = batch_dims + indices.shape[-1]
     return math.prod(x.shape[:last]), math.prod(indices.shape[:-1]), math.prod(x.shape[last:])
 
 
 def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int = 0) -> Tensor:
-    """The row number of each index tuple, as an int64 vector; negative indices count from the end."""
+    """Return the row number of each index tuple as an int64 vector; negative indices count from the end."""
     depth = indices.shape[-1]
     sizes = x.shape[batch_dims : batch_dims + depth]
     strides = [math.prod(sizes[position + 1 :]) for position in range(depth)]
@@ -166,31 +167,31 @@ def row_numbers(k: OperatorBuilder, x: Tensor, indices: Tensor, batch_dims: int 
 
 
 def add_rows(k: OperatorBuilder, pieces: Tensor, indices: Tensor, rows: int) -> Tensor:
-    """[outer, rows, inner]: zeros, to which the N rows of `pieces` [outer, N, inner] are added at `indices` [N]."""
+    """Add the N rows of `pieces` [outer, N, inner] to zeros [outer, rows, inner] at `indices` [N]."""
     outer, count, inner = pieces.shape
     # ScatterElements knows the reduction `max` from this opset on
     if rows <= count or k.graph.opset < 18:
-        return _sum_alike(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
-    # Where does each row of the result come from? Row 0 of the sums is zero; of like indices the last one counts.
+        return _sum_equal(k, pieces, k.node("Mod", [indices, k.graph.ints([rows])], indices.shape, "int64"), rows)
+    # The source of each row of the result: row 0 of the sums is zero; of equal indices the last one counts.
     numbers = k.graph.ints(range(1, count + 1))
     source = k.node(
         "ScatterElements", [k.zeros((rows,), "int64"), indices, numbers], (rows,), "int64", axis=0, reduction="max"
     )
     places = k.node("Gather", [source, indices], (count,), "int64", axis=0)
-    sums = _sum_alike(k, pieces, places, count + 1)
+    sums = _sum_equal(k, pieces, places, count + 1)
     return k.node("Gather", [sums, source], (outer, rows, inner), pieces.dtype, axis=1)
 
 
-def _sum_alike(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) -> Tensor:
-    """[outer, rows, inner]: the sums of the pieces that have the same place, zeros where none is."""
+def _sum_equal(k: OperatorBuilder, pieces: Tensor, places: Tensor, rows: int) -> Tensor:
+    """Return [outer, rows, inner]: the sums of the pieces with the same place, zeros where there is none."""
     outer, count, inner = pieces.shape
     item = pieces.nbytes // max(pieces.size, 1)
     if rows <= _ONE_HOT_ROWS and rows * count * (item + 1) <= (rows * item + count * 16) * inner * outer:
         numbers = k.graph.constant(np.arange(rows, dtype=np.int64).reshape(rows, 1))
-        chosen = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
+        one_hot = k.cast(k.compare("Equal", numbers, k.reshape(places, (1, count))), pieces.dtype)
         if outer == 1:
-            return k.reshape(k.gemm(chosen, k.reshape(pieces, (count, inner))), (1, rows, inner))
-        return k.matmul(chosen, pieces)
+            return k.reshape(k.gemm(one_hot, k.reshape(pieces, (count, inner))), (1, rows, inner))
+        return k.matmul(one_hot, pieces)
     if rows < 2**31:
         places = k.cast(places, "int32")
     wide = k.expand(k.reshape(places, (1, count, 1)), pieces.shape)
@@ -203,14 +204,16 @@ Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class _PickedPlaces:
-    """Holds what the indices say.
+    """Functions that use the indices of a scatter.
 
+    Attributes
+    ----------
     picked
-        The elements of a tensor like X at the indices, in the shape of the updates.
+        Returns the elements of a tensor like X at the indices, in the shape of the updates.
     blanked
-        A tensor like X with zeros there.
+        Returns a tensor like X with zeros at the indices.
     added, multiplied
-        A tensor like X, and one like the updates that is merged into it.
+        Merge a tensor like the updates into a tensor like X.
     """
 
     picked: Step
@@ -221,7 +224,7 @@ class _PickedPlaces:
 
 @register_vjp("ScatterElements", since=11)
 def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above. Reads the indices, for max and min also X, Y and the updates, for mul X and the updates."""
+    """Return both gradients. They read the indices, for max and min also X, Y and updates, for mul X and updates."""
     indices, axis = op.input(1), op.attr_int("axis", 0) % len(op.x.shape)
 
     def picked(k: OperatorBuilder, x: Tensor) -> Tensor:
@@ -234,12 +237,12 @@ def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
     def merged(how: str) -> Merge:
         return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
 
-    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
+    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
 
 
 @register_vjp("ScatterND", since=11)
 def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
-    """As ScatterElements, with GatherND; rows are merged by their numbers, without races."""
+    """Return both gradients as for ScatterElements, with GatherND; rows are merged by number, without races."""
     indices, shape = op.input(1), op.input(2).shape
     rows, count, inner = row_counts(op.x, indices)
 
@@ -258,10 +261,10 @@ def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
         table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
         return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
 
-    return _scattered(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
+    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
 
 
-def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
+def _scatter_gradients(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     reduction = op.attr_text("reduction", "none")
     if reduction in {"max", "min"}:
         return _extreme(op, dy, places)
@@ -277,8 +280,8 @@ def _scattered(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     return (dy if reduction == "add" else places.blanked(op.emit("grad_input"), dy)), None, updates
 
 
-def _parts(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
-    """Operators for what both gradients need, for dX and for dUpdates: one and the same where one of them is wanted."""
+def _gradient_builders(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
+    """Return operators for shared parts, for dX and for dUpdates; one operator for all if only one is requested."""
     if op.need(0) and op.need(2):
         return op.emit("grad_share"), op.emit("grad_input"), op.emit("grad_updates")
     k = op.emit("grad_input" if op.need(0) else "grad_updates")
@@ -294,7 +297,7 @@ def _extreme(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     def new(k: OperatorBuilder) -> Tensor:
         return k.cast(k.compare("Equal", updates, places.picked(k, op.y)), dy.dtype)
 
-    both, first, second = _parts(op)
+    both, first, second = _gradient_builders(op)
     share = both.div(dy, places.added(both, old(both), new(both)))
     dx = masked(first, share, old(first)) if op.need(0) else None
     return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
@@ -304,15 +307,15 @@ def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
     updates = op.input(2)
 
     def split(k: OperatorBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
-        """1 where x is zero, and x with ones there."""
+        """Return 1 where x is zero, and x with ones there."""
         zeros = k.cast(k.compare("Equal", x, 0.0), x.dtype)
         return zeros, k.add(x, zeros)
 
     def gradient(k: OperatorBuilder, x: Tensor, whole: Tensor, zeros: Tensor) -> Tensor:
-        own, filled = split(k, x)
-        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own), x.dtype))
+        own_zeros, filled = split(k, x)
+        return masked(k, k.div(whole, filled), k.cast(k.compare("Equal", zeros, own_zeros), x.dtype))
 
-    both, first, second = _parts(op)
+    both, first, second = _gradient_builders(op)
     (zeros_x, filled_x), (zeros_updates, filled_updates) = split(both, op.x), split(both, updates)
     whole = both.mul(dy, places.multiplied(both, filled_x, filled_updates))
     zeros = places.added(both, zeros_x, zeros_updates)
@@ -324,7 +327,7 @@ def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
 
 @register_vjp("TopK", since=10)
 def top_k(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dX = dY of the values at their indices, zeros elsewhere. Reads the indices; zeros of X's size."""
+    """Return dX = dY of the values at their indices, zeros elsewhere. It reads the indices; zeros of X's size."""
     dy = cotangents[0]
     if dy is None:
         return None, None
@@ -335,20 +338,20 @@ def top_k(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @single("Trilu", since=14)
 def trilu(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """The same triangle of dY. Reads nothing; no temporary."""
+    """Return the same triangle of dY. It reads only dY; no temporary."""
     operands = [dy, op.input(1)] if op.has(1) else [dy]
     return k.node("Trilu", operands, dy.shape, dy.dtype, upper=op.attr_int("upper", 1))
 
 
 @register_vjp("Expand", since=8)
 def expand(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dY; the loop sums it."""
+    """Return dY; the differentiation sums it to the input's shape."""
     return op.only(cotangents), None
 
 
 @single("Slice", since=10)
 def slices(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dY with zeros around and, for steps beyond one, between its elements."""
+    """Return dY with zeros around it and, for steps beyond one, between its elements."""
     shape = op.x.shape
     starts, ends = (op.known_ints(index) for index in (1, 2))
     axes = op.known_ints(3) if op.has(3) else list(range(len(starts)))
@@ -361,13 +364,13 @@ def slices(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
             return k.zeros(shape, dy.dtype)
         if stride < 0:
             dy, picked = k.flip(dy, [axis]), picked[::-1]
-        dy = _spread(k, dy, axis, abs(stride))
+        dy = _insert_zeros(k, dy, axis, abs(stride))
         before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
     return k.pad(dy, before, after)
 
 
-def _spread(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:
-    """`step - 1` zeros between neighbours along `axis`."""
+def _insert_zeros(k: OperatorBuilder, x: Tensor, axis: int, step: int) -> Tensor:
+    """Insert `step - 1` zeros between neighbours along `axis`."""
     length = x.shape[axis]
     if step == 1 or length == 1:
         return x

@@ -1,4 +1,4 @@
-"""Pooling and resizing of planes in C: whole, in chunks of planes, and of rows with those that they need."""
+"""Pooling and resizing of planes in C: whole, in chunks of planes, and in chunks of rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ class _PoolingWindow:
     after: tuple[int, int]
 
     def numbers(self) -> tuple[int, ...]:
-        """As the functions of the header take them, up to the pads before."""
+        """Return the arguments of the header's functions, up to the pads before."""
         return (self.planes, *self.out, *self.size, *self.kernel, *self.steps, *self.taps, *self.before)
 
     @property
     def reach(self) -> int:
-        """Says how many rows the last tap is behind the first."""
+        """Rows from the first tap to the last."""
         return (self.kernel[0] - 1) * self.taps[0]
 
     def plane(self, rows: str, height: str, above: str) -> tuple[str | int, ...]:
-        """The same numbers of some rows of a plane."""
+        """Return `numbers` for some rows of a plane."""
         (_, columns), (_, width) = self.out, self.size
         return (
             1, rows, columns, height, width, *self.kernel, *self.steps, *self.taps, above, self.before[1],
@@ -45,23 +45,26 @@ class _PoolingWindow:
 
 
 Line = Callable[[_PoolingWindow, Chunk, Sequence[str]], str]
-"""The call of one plane p: of the addresses of its part of each operand, outputs first, rows `first` to `last`."""
+"""Writer of the call for one plane p, from the addresses of its part of each operand, outputs first.
+
+The input's rows in RAM are `first` to `last`.
+"""
 
 
 def pooled_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
-    """Chunks of the rows of the outputs; the input's are those that their windows reach."""
+    """Return the tiling by the outputs' rows, with the input's rows that their windows reach."""
     needed = Rows.read(window.size[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.out[0], needed, Rows(window.out[0]), line)
 
 
 def spread_rows(call: Call, window: _PoolingWindow, line: Line) -> tuple[Tiling, ...]:
-    """Chunks of the rows of the gradient by the input; the inputs' are those whose windows meet them."""
+    """Return the tiling by the rows of the gradient by the input, with the inputs' rows whose windows meet them."""
     needed = Rows.meeting(window.out[0], window.steps[0], window.before[0], window.reach)
     return _row_tilings(call, window, window.size[0], needed, Rows(window.size[0]), line)
 
 
 def _row_tilings(
-    call: Call, window: _PoolingWindow, extent: int, needed: Rows, made: Rows, line: Line
+    call: Call, window: _PoolingWindow, extent: int, needed: Rows, output_rows: Rows, line: Line
 ) -> tuple[Tiling, ...]:
     inside = 0 <= window.before[0] <= window.reach and (window.out[0] - 1) * window.steps[0] < window.size[0]
     if extent < 2 or not inside:
@@ -87,7 +90,7 @@ def _row_tilings(
             for t in tensors
         )
 
-    return (Tiling(Loop(extent), None, slices(call.inputs, needed), slices(call.outputs, made), code),)
+    return (Tiling(Loop(extent), None, slices(call.inputs, needed), slices(call.outputs, output_rows), code),)
 
 
 HEADER = "po_pool.h"
@@ -108,9 +111,9 @@ def _window(call: Call, x: Tensor, y: Tensor) -> _PoolingWindow:
 def _refuses(call: Call) -> str | None:
     rank = len(call.input(0).shape)
     if rank not in (3, 4):
-        return f"{call.node.op_type} over {rank - 2} axes; it has one or two"
+        return f"{call.node.op_type} over {rank - 2} axes is not supported; one or two are"
     if call.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or call.integer("storage_order", 0):
-        return f"{call.node.op_type} with auto_pad or storage_order"
+        return f"{call.node.op_type} with auto_pad or storage_order is not supported"
     return refuse_types(call, "float32", "int64", "int32")
 
 
@@ -152,9 +155,13 @@ def _global_average(call: Call, arguments: Arguments) -> str:
     )
 
 
-def _planes(call: Call) -> str | None:
+def _planes_refuse(call: Call) -> str | None:
     rank = len(call.output().shape)
-    return f"{call.node.op_type} over {rank - 2} axes; it has one or two" if rank not in (3, 4) else real(call)
+    return (
+        f"{call.node.op_type} over {rank - 2} axes is not supported; one or two are"
+        if rank not in (3, 4)
+        else real(call)
+    )
 
 
 def _max_pool_rows(call: Call) -> tuple[Tiling, ...]:
@@ -200,7 +207,7 @@ def _average_pool_gradient_rows(call: Call) -> tuple[Tiling, ...]:
 def _by_plane(
     code: Code, by_rows: Callable[[Call], tuple[Tiling, ...]] | None = None
 ) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of planes, and of rows."""
+    """Return a function for the tilings by planes, and by rows."""
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         planes = along(code, call, [1] * len(call.inputs), [1] * len(call.outputs), merged=True)
@@ -212,7 +219,10 @@ def _by_plane(
 def _by_indexed_plane(
     code: Callable[[Call, Arguments, str], str], wide: int, by_rows: Callable[[Call], tuple[Tiling, ...]] | None = None
 ) -> Callable[[Call], tuple[Tiling, ...]]:
-    """The same of what counts places in all of an operand (0: the input, 1: the output), from the chunk's first one."""
+    """Return `_by_plane` for code with indices into a whole operand (0: the input, 1: the output).
+
+    The code gets the index of the chunk's first element.
+    """
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = (call.output() if wide else call.input(0)).shape
@@ -231,20 +241,24 @@ MAX_TILINGS = _by_indexed_plane(_max_pool, 0, _max_pool_rows)
 
 
 ResizingLine = Callable[[Call, tuple[str, str], Sequence[str | int]], str]
-"""Of the addresses of y and x: planes, the first row and how many, the first one of x, how far apart planes lie."""
+"""Writer of C from the call, the addresses of y and x, and numbers.
+
+The numbers are planes, the first row of y, the number of rows, the first row of x, and the strides of y's and x's
+planes.
+"""
 
 
 def resized_rows(call: Call, planes: int, needed: Rows, line: ResizingLine) -> tuple[Tiling, ...]:
-    """Rows of x that are needed are in RAM, from one chunk to the next where both need them."""
+    """Return the tiling by y's rows; rows of x that the next chunk needs stay in RAM."""
     x, y = call.input(0), call.output()
     rows = prod(y.shape[2:-1])
 
     def code(call: Call, chunk: Chunk) -> str:
         begin, count = chunk.begin[OUTER], chunk.count[OUTER]
         first, _ = needed.in_c(begin, f"{begin} + {count}")
-        given, made = chunk.inputs[0], chunk.outputs[0]
-        at = planes, begin, count, "first", f"({made.apart})", f"({given.apart})"
-        return block(f"const int32_t first = {first};", line(call, (made.at, given.at), at))
+        x_part, y_part = chunk.inputs[0], chunk.outputs[0]
+        at = planes, begin, count, "first", f"({y_part.apart})", f"({x_part.apart})"
+        return block(f"const int32_t first = {first};", line(call, (y_part.at, x_part.at), at))
 
     def cut(width: int, of: Rows) -> ChunkSlice:
         return ChunkSlice(OUTER, ELEMENT_BYTES * width, planes, of)
@@ -257,18 +271,18 @@ PLACES = {
     "half_pixel": "PO_HALF_PIXEL", "asymmetric": "PO_ASYMMETRIC", "align_corners": "PO_ALIGN_CORNERS",
     "pytorch_half_pixel": "PO_TORCH_HALF_PIXEL",
 }  # fmt: skip
-"""How places of y lie among those of x, by coordinate_transformation_mode."""
+"""C constants of coordinate_transformation_mode, which maps positions of y to x."""
 TIES = {
     "round_prefer_floor": "PO_PREFER_FLOOR", "round_prefer_ceil": "PO_PREFER_CEIL", "floor": "PO_FLOOR",
     "ceil": "PO_CEIL",
 }  # fmt: skip
 REACH = {"nearest": 2, "linear": 2, "cubic": 3}
-"""Rows of x that are had beside those where a chunk's begin and end lie: neighbours, and one for rounding."""
+"""Rows of x that a chunk needs beside those of its begin and end: neighbours, and one for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ResizeSizes:
-    """Planes of y [out] and x [size], rows before columns, and y's length over x's."""
+    """Planes of y [out] and x [size], rows before columns, and the ratio of y's length to x's."""
 
     planes: int
     out: tuple[int, int]
@@ -279,12 +293,12 @@ class _ResizeSizes:
 def _sizes(call: Call) -> _ResizeSizes:
     x, y = call.input(0), call.output()
     out, size = two(y.shape[2:], 1), two(x.shape[2:], 1)
-    given = call.value(2)
+    scales = call.value(2)
     scale = [o / max(n, 1) for o, n in zip(out, size, strict=True)]
-    if given is not None and given.size:
+    if scales is not None and scales.size:
         rank = len(x.shape)
         cut = [axis % rank for axis in call.integers("axes", tuple(range(rank)))]
-        for axis, value in zip(cut, np.asarray(given, np.float64).reshape(-1), strict=True):
+        for axis, value in zip(cut, np.asarray(scales, np.float64).reshape(-1), strict=True):
             if axis >= 2:
                 scale[axis - rank] = float(value)
     return _ResizeSizes(prod(x.shape[:2]), out, size, (scale[0], scale[1]))
@@ -293,17 +307,17 @@ def _sizes(call: Call) -> _ResizeSizes:
 def _resize_refuses(call: Call) -> str | None:
     x, y = call.input(0), call.output()
     if len(x.shape) not in (3, 4) or x.shape[:2] != y.shape[:2] or not x.size:
-        return f"{call.node.op_type} of other axes than one or two of planes"
+        return f"{call.node.op_type} is supported along one or two spatial axes only"
     mode, places = call.text("mode", "nearest"), call.text("coordinate_transformation_mode", "half_pixel")
     if mode not in REACH or places not in PLACES:
-        return f"{call.node.op_type} in mode {mode} with {places}"
+        return f"{call.node.op_type} in mode {mode} with {places} is not supported"
     if call.integer("antialias", 0) or call.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy"
+        return f"{call.node.op_type} with antialias or keep_aspect_ratio_policy is not supported"
     return None if x.dtype == "float32" else real(call)
 
 
-def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
-    """`at`: planes, the first row and how many, the first one of x, and how far apart the planes of y and x lie."""
+def _resize_line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str:
+    """Return the call of a Resize; `at` has the numbers of `ResizingLine`."""
     sizes, (planes, begin, count, first, y_apart, x_apart) = _sizes(call), at
     numbers = planes, begin, count, *sizes.out, *sizes.size, first, y_apart, x_apart, *sizes.scale
     places = PLACES[call.text("coordinate_transformation_mode", "half_pixel")]
@@ -319,11 +333,11 @@ def _line(call: Call, operands: tuple[str, str], at: Sequence[str | int]) -> str
 def _resize(call: Call, arguments: Arguments) -> str:
     sizes = _sizes(call)
     at = sizes.planes, 0, sizes.out[0], 0, prod(sizes.out), prod(sizes.size)
-    return _line(call, (arguments.outputs[0], arguments.inputs[0]), at)
+    return _resize_line(call, (arguments.outputs[0], arguments.inputs[0]), at)
 
 
 def _resize_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of planes, and of rows where the scale is that of the lengths."""
+    """Return the tilings by planes, and by rows if the scale equals the ratio of the lengths."""
     sizes = _sizes(call)
     rest = [None for _ in call.inputs[1:]]
     planes = along(_resize, call, [1, *rest], [1], merged=True)
@@ -335,7 +349,7 @@ def _resize_tilings(call: Call) -> tuple[Tiling, ...]:
         step, per = max(height - 1, 1), max(rows - 1, 1)
     reach = REACH[call.text("mode", "nearest")]
     needed = Rows(height, step, per, -reach * per, (reach + 1) * per)
-    return (*planes, *resized_rows(call, sizes.planes, needed, _line))
+    return (*planes, *resized_rows(call, sizes.planes, needed, _resize_line))
 
 
 KERNELS: tuple[Kernel, ...] = (
@@ -351,7 +365,7 @@ KERNELS: tuple[Kernel, ...] = (
         tilings=_by_plane(_average_pool, _average_pool_rows),
     ),
     Kernel(
-        "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes, headers=(HEADER,),
+        "AveragePool.grad_input", _average_pool_gradient, OWN_DOMAIN, _planes_refuse, headers=(HEADER,),
         tilings=_by_plane(_average_pool_gradient, _average_pool_gradient_rows),
     ),
     Kernel("GlobalAveragePool", _global_average, refuses=real, headers=(NORM,), tilings=_by_plane(_global_average)),

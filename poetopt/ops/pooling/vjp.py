@@ -1,18 +1,16 @@
-"""Gradients of pooling, and of what resizes planes.
+"""Gradients of pooling, and of Resize.
 
-Resize: a linear map along each axis, whose weights onnxruntime tells; the gradient is that of its transpose.
+Resize is a linear map along each axis, whose weights poetopt reads off onnxruntime. Its gradient is the transposed map.
 
-An element of y reads a few neighbours along an axis, so an element of x is read by a few: their gradients are gathered,
-weighed and added, one after another (`along`). Where the map only repeats each element s times (nearest neighbours,
-whole scale), the gradient is a sum over blocks of s: a view and one ReduceSum. Reads nothing but dY; up to three
-temporaries of dY's size.
+An element of y reads a few neighbours along an axis, so a few elements read each element of x. Their gradients are
+gathered, weighted and added, one after another (`along`). If the map only repeats each element s times (nearest
+neighbours, integer scale), the gradient is a sum over blocks of s: a view and one ReduceSum. The operator reads only
+dY; up to three temporaries of dY's size.
 
-Sums of weighed elements along an axis, few in each: gathers, in place of a product with a matrix of zeros.
-
-With r the most elements that go into one sum: r times a gather, a product and an addition, each of the result's size;
-for large r one gather, a product and a sum over all. The last axis, whose elements lie apart, is transposed first.
-
-Where an axis is short, a product with a dense matrix is faster, with at most 64 elements for each of the longer line.
+Sums of a few weighted elements along an axis are gathers instead of a product with a sparse matrix. With r the most
+elements of one sum, these are r gathers, products and additions of the result's size; for large r one gather, a product
+and a sum. The last axis is transposed first, as its elements aren't contiguous. If an axis is short, a product with a
+dense matrix is faster: it has at most 64 elements for each of the longer line.
 """
 
 from __future__ import annotations
@@ -74,14 +72,14 @@ declare("Resize", op=Op(
 
 @single("MaxPool", since=8)
 def max_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """Each maximum's place in X, which the forward operator wrote, gets its gradient added."""
-    dx = _put(k, dy, op)
-    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_put, op=op))
+    """Add the gradient of each maximum at its index in X, which the forward operator wrote."""
+    dx = _scatter_maxima(k, dy, op)
+    op.builder.spreads[dx.name] = Spread(op.y, dy, k.kind, partial(_scatter_maxima, op=op))
     return dx
 
 
-def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
-    """`dy` added up where the maxima of the MaxPool `op` were found."""
+def _scatter_maxima(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
+    """Scatter `dy` to the indices of the maxima of the MaxPool `op`, and add it up."""
     indices = k.reshape(_row_major(k, op), (dy.size,))
     flat = k.scatter_add(k.zeros((op.x.size,), op.x.dtype), indices, k.reshape(dy, (dy.size,)), 0)
     dx = k.reshape(flat, op.x.shape)
@@ -91,20 +89,20 @@ def _put(k: OperatorBuilder, dy: Tensor, op: Primal) -> Tensor:
 
 
 def _row_major(k: OperatorBuilder, op: Primal) -> Tensor:
-    """The indices, found again where the model wants them column by column."""
+    """Return row-major indices; recomputed if the model has them column by column."""
     if len(op.operator.nodes) == 1 and op.attr_int("storage_order", 0):
-        again, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
-        k.write("MaxPool", [op.x], [again, indices], **{**op.node.attributes, "storage_order": 0})
+        values, indices = k.out(op.y.shape, op.y.dtype), k.out(op.y.shape, "int64", f"{k.name}/indices")
+        k.write("MaxPool", [op.x], [values, indices], **{**op.node.attributes, "storage_order": 0})
         return indices
     return op.output(1)
 
 
 @single("AveragePool", since=7)
 def average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dY divided by each window's count of elements, then the adjoint of a convolution with ones."""
+    """Divide dY by each window's count of elements, then apply the adjoint of a convolution with ones."""
     x = op.x
     frame = window(op, op.attr_ints("kernel_shape") or ())
-    counts = _counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
+    counts = _window_counts(frame, padded=bool(op.attr_int("count_include_pad", 0)))
     share = np.float64(1.0) / np.maximum(counts, 1)
     same = bool(np.all(counts == counts.flat[0]))
     factor = k.graph.constant(np.asarray(share.flat[0] if same else share, x.dtype))
@@ -121,29 +119,29 @@ def average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @single("LpPool", since=2)
 def lp_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = X |X|^(p - 2) times the adjoint of a convolution with ones of dY Y^(1 - p), 0 where a window's norm is.
+    """Return dX = X |X|^(p - 2) times the adjoint of a convolution with ones of dY Y^(1 - p).
 
-    Reads X, and Y unless p is 1; two temporaries of X's size.
+    It is 0 where a window's norm is 0. The operator reads X, and Y unless p is 1; two temporaries of X's size.
     """
     x, power = op.x, op.attr_int("p", 2)
     frame = window(op, op.attr_ints("kernel_shape") or ())
     if power > 1:
         norm = k.add(op.y, k.cast(k.compare("Equal", op.y, 0.0), dy.dtype))
-        dy = k.div(dy, norm if power == 2 else _raised(k, norm, power - 1))
+        dy = k.div(dy, norm if power == 2 else _power(k, norm, power - 1))
     planes = k.reshape(dy, (x.shape[0] * x.shape[1], 1, *frame.out))
     ones = k.graph.constant(np.ones((1, 1, *frame.kernel), x.dtype))
     spread = k.reshape(transposed(k, planes, ones, frame), x.shape)
     if power == 1:
         return masked(k, spread, sign(k, x))
-    return k.mul(x if power == 2 else k.mul(x, _raised(k, k.unary("Abs", x), power - 2)), spread)
+    return k.mul(x if power == 2 else k.mul(x, _power(k, k.unary("Abs", x), power - 2)), spread)
 
 
-def _raised(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
+def _power(k: OperatorBuilder, x: Tensor, power: int) -> Tensor:
     return x if power == 1 else k.binary("Pow", x, k.graph.scalar(float(power), x.dtype))
 
 
-def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """Says how many elements each window averages: those of x, or of x with its declared pads."""
+def _window_counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return the number of elements that each window averages: those of x, or of x with its declared pads."""
     counts = np.ones((), np.int64)
     for axis in range(frame.rank):
         low = -frame.before[axis] if padded else 0
@@ -158,7 +156,7 @@ def _counts(frame: Window, *, padded: bool) -> np.ndarray[tuple[int, ...], np.dt
 
 @single("GlobalAveragePool", since=1)
 def global_average_pool(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """Every element gets its share of the mean's gradient."""
+    """Return for every element its share of the mean's gradient."""
     x = op.x
     return k.expand(k.mul(dy, 1.0 / math.prod(x.shape[2:])), x.shape)
 
@@ -168,33 +166,33 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Entries:
-    """Holds what is not zero of a matrix: `places` (rows) read elements `read` (columns) with `weights`."""
+    """The nonzero elements of a matrix: `places` (rows) read elements `read` (columns) with `weights`."""
 
     places: Numbers
     read: Numbers
     weights: NDArray[np.float64]
 
     def until(self, places: int) -> Entries:
-        """The first so many rows."""
+        """Return the entries of the first rows."""
         kept = self.places < places
         return Entries(self.places[kept], self.read[kept], self.weights[kept])
 
 
 def along(k: OperatorBuilder, x: Tensor, axis: int, length: int, entries: Entries) -> Tensor:
-    """The product of the transpose of a matrix [x's `axis`, `length`] with every line of x along `axis`."""
+    """Multiply every line of x along `axis` by the transpose of a matrix [x's `axis`, `length`]."""
     shape = (*x.shape[:axis], length, *x.shape[axis + 1 :])
     outer, lines, inner = around(x.shape, axis)
-    # the shorter line of a matrix that is stored as such
+    # up to this length of the shorter side, the matrix is dense
     if min(lines, length) <= 64:
-        return k.reshape(_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+        return k.reshape(_multiply_dense(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     if inner > 1:
-        return k.reshape(_gathered(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
+        return k.reshape(_multiply_by_gathers(k, k.reshape(x, (outer, lines, inner)), length, entries), shape)
     rows = k.reshape(k.transpose(k.reshape(x, (outer, lines)), [1, 0]), (1, lines, outer))
-    found = k.reshape(_gathered(k, rows, length, entries), (length, outer))
-    return k.reshape(k.transpose(found, [1, 0]), shape)
+    result = k.reshape(_multiply_by_gathers(k, rows, length, entries), (length, outer))
+    return k.reshape(k.transpose(result, [1, 0]), shape)
 
 
-def _dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+def _multiply_dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
     outer, lines, inner = x.shape
     matrix = np.zeros((length, lines))
     np.add.at(matrix, (entries.read, entries.places), entries.weights)
@@ -207,12 +205,12 @@ def _dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tens
     return k.matmul(constant, x)
 
 
-def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
-    """[outer, length, inner] of x [outer, lines, inner]."""
+def _multiply_by_gathers(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
+    """Return the product [outer, length, inner] of x [outer, lines, inner] by gathers."""
     outer, _, inner = x.shape
     index, weight = _table(length, entries)
     most = index.shape[1]
-    # so many elements of a sum are gathered each by itself
+    # up to 16 elements of a sum are gathered separately
     if most > 16:
         flat = k.node("Gather", [x, k.graph.ints(index.reshape(-1))], (outer, index.size, inner), x.dtype, axis=1)
         wide = k.reshape(flat, (outer, length, most, inner))
@@ -227,7 +225,7 @@ def _gathered(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> T
 
 
 def _table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]:
-    """For each element of the result, which ones go into it and with what weights: [length, most]; 0 where fewer do."""
+    """Return indices and weights of the elements of each sum: [length, most], filled up with 0."""
     order = np.lexsort((entries.places, entries.read))
     read = entries.read[order]
     counts = np.bincount(read, minlength=length)
@@ -244,7 +242,7 @@ Settings = tuple[tuple[str, object], ...]
 
 @register_vjp("Resize", since=11)
 def resize(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above."""
+    """Return the gradient by the transposed map along each axis (module docstring)."""
     mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
     if mode == "tf_crop_and_resize":
         raise MissingVjpError(
@@ -256,8 +254,10 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
         return dy, None, None, None
     rank = len(op.x.shape)
     axes = [axis % rank for axis in op.attr_ints("axes") or range(rank)]
-    given = op.value(2)
-    scales = np.asarray(given, np.float64).reshape(-1) if given is not None and given.size else None
+    scale_values = op.value(2)
+    scales = (
+        np.asarray(scale_values, np.float64).reshape(-1) if scale_values is not None and scale_values.size else None
+    )
     common = _common_scale(op, axes) if scales is None else None
     settings = _settings(op, scales is not None or common is not None)
     k = op.emit("grad_input")
@@ -267,18 +267,18 @@ def resize(op: Primal, cotangents: Cotangents) -> Gradients:
         scale = float(scales[axes.index(axis)]) if scales is not None and axis in axes else after / before
         try:
             if common is not None and axis in axes:
-                dy = along(k, dy, axis, before, _beyond(before, after, common, settings))
+                dy = along(k, dy, axis, before, _extended_weights(before, after, common, settings))
             elif before != after or scale != 1.0:
-                dy = _along(k, dy, axis, before, scale, settings)
+                dy = _resize_axis(k, dy, axis, before, scale, settings)
         except MissingVjpError as error:
             raise MissingVjpError(f"{op.where}: {error}") from None
     return dy, None, None, None
 
 
 def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
-    """The scale of all axes where sizes only bound it (keep_aspect_ratio_policy); None where each axis has its own.
+    """Return the scale of all axes if sizes only limit it (keep_aspect_ratio_policy); None for one scale per axis.
 
-    The lengths are rounded, the scale is not. Where corners are aligned, the lengths alone count.
+    The lengths are rounded, the scale is not. With aligned corners, only the lengths count.
     """
     policy = op.attr_text("keep_aspect_ratio_policy", "stretch")
     mode = op.attr_text("coordinate_transformation_mode", "half_pixel")
@@ -294,14 +294,14 @@ def _common_scale(op: Primal, axes: Sequence[int]) -> float | None:
     return min(ratios) if policy == "not_larger" else max(ratios)
 
 
-def _beyond(before: int, after: int, scale: float, settings: Settings) -> Entries:
-    """As `weights`, for a scale that would not reach the last places that rounding added.
+def _extended_weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
+    """Return `weights` for a scale that doesn't reach the last positions, which rounding added.
 
-    The line is made longer by repeating its last element, which is what the places beyond it read anyway.
+    The line is extended by repeating its last element, which positions beyond it read anyway.
     """
     longer = before + 4 + math.ceil(1 / scale)
-    found = weights(longer, 0, scale, settings).until(after)
-    return replace(found, read=np.minimum(found.read, before - 1))
+    entries = weights(longer, 0, scale, settings).until(after)
+    return replace(entries, read=np.minimum(entries.read, before - 1))
 
 
 def _settings(op: Primal, scaled: bool) -> Settings:
@@ -309,11 +309,11 @@ def _settings(op: Primal, scaled: bool) -> Settings:
         "antialias": 0, "coordinate_transformation_mode": "half_pixel", "cubic_coeff_a": -0.75,
         "exclude_outside": 0, "mode": "nearest", "nearest_mode": "round_prefer_floor",
     }  # fmt: skip
-    found = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
-    return (*sorted(found.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
+    values = {name: op.node.attributes.get(name, default) for name, default in defaults.items()}
+    return (*sorted(values.items()), ("opset", max(op.opset, 13)), ("scaled", scaled))
 
 
-def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
+def _resize_axis(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float, settings: Settings) -> Tensor:
     after = dy.shape[axis]
     entries = weights(before, after, scale, settings)
     if dict(settings)["mode"] == "nearest" and after % before == 0:
@@ -326,37 +326,42 @@ def _along(k: OperatorBuilder, dy: Tensor, axis: int, before: int, scale: float,
 
 @lru_cache(maxsize=16)
 def weights(before: int, after: int, scale: float, settings: Settings) -> Entries:
-    """Gives what each element of y reads along one axis and how much of it, as onnxruntime computes it.
+    """Return the elements that each element of y reads along one axis with their weights, as in onnxruntime.
 
-    What runs decides: where corners are aligned and the scaled length is not whole, onnx's reference implementation
-    has another idea than the kernels (and torch) of where between two elements a position lies.
+    onnxruntime is the reference because it runs the plan. With aligned corners and a fractional scaled length, onnx's
+    reference implementation places positions differently from the kernels (and from torch).
 
-    A place reads neighbours, fewer than `span`. So lines with ones at every span-th element tell the weights, each of
-    at most one element a place; and the same lines with the elements' numbers for ones tell which element it is.
+    A position reads fewer than `span` neighbours. So a line with ones at every span-th element yields the weight of at
+    most one element per position. The line with the elements' numbers instead of ones identifies the element.
 
+    Parameters
+    ----------
     after
-        Read where the settings go by sizes (`scaled` is false).
+        Used if the settings have sizes (`scaled` is false).
 
-    Raises `MissingVjpError` where onnxruntime refuses the settings, or an axis has more than 2**24 elements.
+    Raises
+    ------
+    MissingVjpError
+        If onnxruntime refuses the settings, or an axis has more than 2**24 elements.
     """
     length = max(after, math.floor(before * scale))
-    # elements of an axis that float32 can count
+    # float32 counts up to 2**24 elements of an axis
     if max(before, length) > 2**24:
         raise MissingVjpError(
             f"there is no gradient rule for {before} elements that become {length} along one axis, beyond what float32 "
             "can count; cut the axis into parts"
         )
-    own = dict(settings)
+    options = dict(settings)
     numbers = np.arange(before, dtype=np.float32)
-    if own["mode"] == "nearest":
+    if options["mode"] == "nearest":
         read = _resized(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
         return Entries(np.arange(read.size), read, np.ones(read.size))
-    reach = math.ceil(before / max(length, 1)) if own["antialias"] else 1
-    span = min(before, 2 * (2 if own["mode"] == "cubic" else 1) * reach + 4)
-    # so many elements at a time when weights are asked for
+    reach = math.ceil(before / max(length, 1)) if options["antialias"] else 1
+    span = min(before, 2 * (2 if options["mode"] == "cubic" else 1) * reach + 4)
+    # bounds the memory of one query for weights
     columns = max(1, 2**22 // max(before, length))
     parts = [
-        _told(before, span, range(low, min(low + columns, span)), after, scale, settings)
+        _probe(before, span, range(low, min(low + columns, span)), after, scale, settings)
         for low in range(0, span, columns)
     ]
     places, read, share = (np.concatenate(each) for each in zip(*parts, strict=True))
@@ -364,10 +369,10 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     return Entries(places[order], read[order], share[order])
 
 
-def _told(
+def _probe(
     before: int, span: int, offsets: range, after: int, scale: float, settings: Settings
 ) -> tuple[Numbers, Numbers, NDArray[np.float64]]:
-    """Places, what they read, and weights, of the elements whose numbers leave one of `offsets` over `span`."""
+    """Return positions, their elements and weights, for elements whose numbers modulo `span` are in `offsets`."""
     numbers = np.arange(before)
     ones = (numbers[:, None] % span == np.array(offsets)).astype(np.float32)
     share = _resized(ones, after, scale, settings)
@@ -376,37 +381,40 @@ def _told(
     weight = share[places, columns].astype(np.float64)
     about = total[places, columns] / weight
     offset = np.array(offsets)[columns]
-    # of the elements with this remainder the nearest: rounding is off by far less than half a span
+    # take the nearest element with this remainder: rounding errors are far below half a span
     read = np.rint((about - offset) / span).astype(np.int64) * span + offset
     return places, read, weight
 
 
 def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
-    """The columns of x, resized by onnxruntime.
+    """Return the columns of x, resized by onnxruntime.
 
-    A tensor whose shape stays is copied whatever its scales are. So columns that keep their length go one by one, each
-    made two of.
+    onnxruntime copies a tensor whose shape stays, whatever its scales are. So columns that keep their length are
+    resized one by one, and doubled in the other axis.
     """
     from poetopt.frontends.fold import computed
     from poetopt.frontends.proto import node_proto
 
-    own: dict[str, Any] = dict(settings)
-    opset, scaled = own.pop("opset"), own.pop("scaled")
-    kept = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
-    if kept and x.shape[1] > 1:
+    options: dict[str, Any] = dict(settings)
+    opset, scaled = options.pop("opset"), options.pop("scaled")
+    keeps_length = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
+    if keeps_length and x.shape[1] > 1:
         return np.concatenate([_resized(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
-    wide = 2.0 if kept else 1.0
-    given = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
+    wide = 2.0 if keeps_length else 1.0
+    target = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
     node = node_proto(
-        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _known(own, opset))
+        Node("Resize", ("x", "", "given") if scaled else ("x", "", "", "given"), ("y",), _supported(options, opset))
     )
-    found = computed(node, {"x": x, "given": given}, opset)
-    if found is None:
-        shown = ", ".join(f"{name} {value}" for name, value in own.items())
-        raise MissingVjpError(f"there is no gradient rule for what onnxruntime doesn't compute ({shown})")
-    return np.asarray(found["y"][:, : x.shape[1]], np.float32)
+    outputs = computed(node, {"x": x, "given": target}, opset)
+    if outputs is None:
+        settings_text = ", ".join(f"{name} {value}" for name, value in options.items())
+        raise MissingVjpError(
+            f"there is no gradient rule for these settings, which onnxruntime refuses ({settings_text}); export it "
+            "with others"
+        )
+    return np.asarray(outputs["y"][:, : x.shape[1]], np.float32)
 
 
-def _known(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
-    """The settings without those that this opset's Resize doesn't have."""
+def _supported(settings: Mapping[str, Any], opset: int) -> dict[str, Any]:
+    """Return the settings that this opset's Resize has."""
     return {name: value for name, value in settings.items() if name != "antialias" or opset >= 18}

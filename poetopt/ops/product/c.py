@@ -49,18 +49,20 @@ Steps = tuple[int, int]
 
 
 def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = False) -> tuple[Tiling, ...]:
-    """Chunks of rows of a and y, of `count` products y = a b; b's steps are those by depth and by column.
+    """Return the tiling by rows of a and y, for `count` products y = a b; `b_steps` are b's by depth and by column.
 
+    Parameters
+    ----------
     one_left
-        Whether a is one matrix, the same for each b: it stays whole.
+        Whether all products share one matrix a: it stays whole.
     """
     rows, columns, depth = sizes
     if rows < 2:
         return ()
 
     def product(first: str, many: str, number: str) -> str:
-        own = f"({FROM[OUTER]} + {first}) % {rows}" if one_left else first
-        y, a, b = f"y + {first} * {columns}", f"a + {own} * {depth}", f"b + {number} * {depth * columns}"
+        a_row = f"({FROM[OUTER]} + {first}) % {rows}" if one_left else first
+        y, a, b = f"y + {first} * {columns}", f"a + {a_row} * {depth}", f"b + {number} * {depth * columns}"
         return called("po_product", y, a, b, many, columns, depth, columns, 1, depth, 1, *b_steps, 0)
 
     a = None if one_left else ChunkSlice(OUTER, ELEMENT_BYTES * depth)
@@ -70,7 +72,7 @@ def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = F
 
 
 def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
-    """Chunks of what is summed up, of `count` products y = a' b; the inputs are b and a, and y may stay whole."""
+    """Return the tilings by depth, for `count` products y = a' b; the inputs are b and a, and y may stay whole."""
     rows, columns, depth = sizes
     if depth <= PART or (count > 1 and depth % PART):
         return ()
@@ -86,21 +88,21 @@ def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
         ChunkSlice(OUTER, ELEMENT_BYTES * rows),
     )
     y = ChunkSlice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
-    made = Tiling(loop, None, (b, a), (None,), _each_matrix(depth, product, whole=True))
-    return (made, Tiling(loop, None, (b, a), (y,), _each_matrix(depth, product))) if count > 1 else (made,)
+    whole_y = Tiling(loop, None, (b, a), (None,), _each_matrix(depth, product, whole=True))
+    return (whole_y, Tiling(loop, None, (b, a), (y,), _each_matrix(depth, product))) if count > 1 else (whole_y,)
 
 
 def _matrices(count: int, rows: int) -> Rows:
-    """Says which of `count` matrices go with rows of others of `rows` each."""
+    """Return which of `count` matrices match rows of other matrices of `rows` each."""
     return Rows(count, 1, rows, 0, rows - 1)
 
 
 def _each_matrix(
     rows: int, product: Callable[[str, str, str], str], *, whole: bool = False
 ) -> Callable[[Call, Chunk], str]:
-    """The code of a chunk: a product for each matrix that it meets, of which it has `many` rows from `first` on.
+    """Return the code of a chunk: a product for each matrix that it overlaps, with `many` rows from `first` on.
 
-    Rows are counted from the chunk's begin, matrices too unless they are `whole`.
+    Rows count from the chunk's begin, and so do matrices unless they are `whole`.
     """
 
     def code(call: Call, chunk: Chunk) -> str:
@@ -124,49 +126,49 @@ def _each_matrix(
 
 HEADER = "po_gemm.h"
 LOOPS = (("n", ""), ("", "k"), ("m", ""), ("n", "k"), ("m", "k"), ("m", "n"))
-"""How a product of rows m, columns n and depth k is taken apart: the outer loop and the inner one."""
+"""Pairs of outer and inner loops for a product of rows m, columns n and depth k."""
 Pair = tuple[str, str]
 
 
-def _gemm_ways(call: Call) -> LetterWays:
+def _gemm_variants(call: Call) -> LetterWays:
     (rows, columns), a = call.output().shape, call.input(0)
-    return _ways(call, rows, columns, a.shape[0] if call.integer("transA", 0) else a.shape[1])
+    return _product_variants(call, rows, columns, a.shape[0] if call.integer("transA", 0) else a.shape[1])
 
 
-def _ways(call: Call, rows: int, columns: int, depth: int) -> LetterWays:
-    """The axes of the operands a, b and y; what else there is stays whole."""
+def _product_variants(call: Call, rows: int, columns: int, depth: int) -> LetterWays:
+    """Return the axes of the operands a, b and y; further operands stay whole."""
     a = "km" if call.integer("transA", 0) else "mk"
     b = "nk" if call.integer("transB", 0) else "kn"
     rest: tuple[str | None, ...] = (None,) * (len(call.inputs) - 2)
     return LetterWays({"m": rows, "n": columns, "k": depth}, (a, b, *rest), ("mn",), "k", {"k": PART})
 
 
-def _product(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
-    """One chunk of y = a b, or of what it is summed up of, and `then` once it is."""
-    a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
-    b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
-    y, y_apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
-    m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+def _product(variants: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk, then: str = "") -> str:
+    """Return the C of one chunk of y = a b, or of its sums, followed by `then`."""
+    a, a_apart = variants.operand(variants.inputs[0] or "", chunk.inputs[0], loops, chunk)
+    b, b_apart = variants.operand(variants.inputs[1] or "", chunk.inputs[1], loops, chunk)
+    y, y_apart = variants.operand("mn", chunk.outputs[0], loops, chunk)
+    m, n, k = (variants.count(letter, loops, chunk) for letter in "mnk")
     adds = f"{chunk.begin[INNER]} > 0" if loops[INNER] == "k" else "0"
     steps = y_apart["m"], 1, a_apart["m"], a_apart["k"], b_apart["k"], b_apart["n"]
-    if ways.fine:
-        depth, begin = ways.sizes["k"], chunk.begin[INNER]
+    if variants.fine:
+        depth, begin = variants.sizes["k"], chunk.begin[INNER]
         product = called("po_product_piece", "y", chunk.scratch, "a", "b", m, n, depth, begin, k, *steps, 0)
     else:
         product = called("po_product", "y", "a", "b", m, n, k, *steps, adds)
     return block(f"const float *a = {a};", f"const float *b = {b};", f"float *y = {y};", product, then)
 
 
-def _all(ways: LetterWays, code: Callable[[LetterWays, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
-    """Those of `ways`, and those with short chunks of what is summed up."""
-    fine = replace(ways, multiples={}, fine=True)
-    return (*ways.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
+def _all_tilings(variants: LetterWays, code: Callable[[LetterWays, Pair, Call, Chunk], str]) -> tuple[Tiling, ...]:
+    """Return the tilings of `ways`, and those with short chunks of the depth."""
+    fine = replace(variants, multiples={}, fine=True)
+    return (*variants.tilings(LOOPS, code), *fine.tilings([pair for pair in LOOPS if pair[INNER] == "k"], code))
 
 
-def _gemm_chunk(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+def _gemm_chunk(variants: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
-    m, n = (ways.count(letter, loops, chunk) for letter in "mn")
-    _, apart = ways.operand("mn", chunk.outputs[0], loops, chunk)
+    m, n = (variants.count(letter, loops, chunk) for letter in "mn")
+    _, apart = variants.operand("mn", chunk.outputs[0], loops, chunk)
     scaled = ""
     if call.has(2) and beta:
         c = call.input(2)
@@ -174,13 +176,13 @@ def _gemm_chunk(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chu
         at = f"(const float *){chunk.inputs[2].at}"
         for letter, step in (("m", row), ("n", column)):
             if step and letter in loops:
-                at += f" + {ways.begin(letter, loops, chunk)} * {step}"
+                at += f" + {variants.begin(letter, loops, chunk)} * {step}"
         scaled = called("po_scaled", "y", at, m, n, apart["m"], row, column, float(alpha), float(beta))
     elif alpha != 1.0:
         scaled = called("po_scaled", "y", "NULL", m, n, apart["m"], 0, 0, float(alpha), 0.0)
-    if scaled and loops[INNER] == "k":  # once all is summed up
-        scaled = f"if ({chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}) {{\n    {scaled}\n}}"
-    return _product(ways, loops, call, chunk, scaled)
+    if scaled and loops[INNER] == "k":  # scales only complete sums
+        scaled = f"if ({chunk.begin[INNER]} + {chunk.count[INNER]} == {variants.sizes['k']}) {{\n    {scaled}\n}}"
+    return _product(variants, loops, call, chunk, scaled)
 
 
 def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
@@ -188,8 +190,8 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
     if min(len(a.shape), len(b.shape)) < 2:
         return ()
     if prod(b.shape[:-2]) == 1:
-        ways = _ways(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
-        return _all(ways, _product)
+        variants = _product_variants(call, prod(a.shape[:-1]), b.shape[-1], b.shape[-2])
+        return _all_tilings(variants, _product)
     axis, rank = leading(y.shape, len(y.shape) - 2), len(y.shape)
     cut = () if axis is None else along(_matmul, call, (aligned(a, axis, rank), aligned(b, axis, rank)), (axis,))
     many = a.shape[:-2] == b.shape[:-2]
@@ -200,7 +202,7 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
 
 
 def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
-    """Chunks of matrices."""
+    """Return the tiling by matrices."""
     axis = leading(call.output().shape, len(call.output().shape) - 2)
     return () if axis is None else along(code, call, (axis, axis), (axis,))
 
@@ -229,14 +231,14 @@ def _matmul(call: Call, arguments: Arguments) -> str:
     )
 
 
-def _empty(call: Call) -> str | None:
+def _empty_refuses(call: Call) -> str | None:
     if any(tensor.size == 0 for tensor in (*call.inputs, *call.outputs) if tensor is not None):
-        return f"{call.node.op_type} of no elements"
+        return f"{call.node.op_type} has an operand without elements"
     return real(call)
 
 
 def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
-    """Products of `sizes` (rows, columns, depth), one for each matrix of the batch; a's and b's steps."""
+    """Return C with a product of `sizes` (rows, columns, depth) per matrix of the batch; `steps` are a's and b's."""
     (rows, columns, depth), count = sizes, prod(call.output().shape[:-2])
     at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
     product = called("po_product", *at, rows, columns, depth, columns, 1, *steps, 0)
@@ -254,13 +256,13 @@ def _weight_sizes(call: Call) -> tuple[int, int, int]:
 
 
 def _matmul_by_input(call: Call, arguments: Arguments) -> str:
-    """dA = dY B'."""
+    """Return dA = dY B'."""
     depth = call.input(0).shape[-1]
     return _batched(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
 
 
 def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
-    """dB = A' dY: the inputs are dY and A."""
+    """Return the C of dB = A' dY; the inputs are dY and A."""
     rows, columns, depth = _weight_sizes(call)
     turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
     places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
@@ -268,54 +270,54 @@ def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
 
 
 def _with_update(optimizer: str) -> Kernel:
-    """Gemm, whose product is the gradient that a parameter is updated by: a, b, the parameter, states, scalars."""
+    """Return the kernel of a Gemm that is a gradient, and of its update; inputs: a, b, parameter, states, scalars."""
     states = RULES[optimizer].states
 
     def code(call: Call, arguments: Arguments) -> str:
-        return chunk_code(ways_of(call), WHOLE, call, whole(arguments))
+        return chunk_code(variants_of(call), WHOLE, call, whole(arguments))
 
-    def ways_of(call: Call) -> LetterWays:
-        plain = _gemm_ways(call)
+    def variants_of(call: Call) -> LetterWays:
+        plain = _gemm_variants(call)
         updated = ("mn",) * (1 + states)
         scalars: tuple[str | None, ...] = (None,) * (len(call.inputs) - 3 - states)
         return replace(plain, inputs=(*plain.inputs[:2], *updated, *scalars), outputs=updated)
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
-        ways = ways_of(call)
-        summed = replace(ways, buffers=1)
+        variants = variants_of(call)
+        summed = replace(variants, buffers=1)
         return (
-            *ways.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code),
+            *variants.tilings((("m", ""), ("m", "n"), ("n", "")), chunk_code),
             *summed.tilings((("m", "k"), ("", "k")), summed_code),
             *replace(summed, multiples={}, fine=True).tilings((("m", "k"), ("", "k")), summed_code),
         )
 
-    def summed_code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        """The gradient of a chunk is summed up in the scratch, and is whole before it is applied."""
-        m, n = ways.count("m", loops, chunk), ways.sizes["n"]
-        sums = Part(f"po_sums + {m} * {n}" if ways.fine else "", "0")
-        made = Chunk(chunk.inputs, (Part("po_sums", "0"),), chunk.begin, chunk.count, sums.at)
-        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
-        news = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.outputs]
+    def summed_code(variants: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        """Return C that sums a chunk's gradient in the scratch, and applies the complete sum."""
+        m, n = variants.count("m", loops, chunk), variants.sizes["n"]
+        sums = Part(f"po_sums + {m} * {n}" if variants.fine else "", "0")
+        sums_chunk = Chunk(chunk.inputs, (Part("po_sums", "0"),), chunk.begin, chunk.count, sums.at)
+        olds = [variants.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        news = [variants.operand("mn", part, loops, chunk)[0] for part in chunk.outputs]
         scalars = tuple(part.at for part in chunk.inputs[3 + states :])
         arguments = Arguments(("", "", *olds, *scalars), tuple(news))
         update = block(
             *declared(call, arguments, optimizer, tuple(range(2, 3 + states)), 3 + states),
             called("po_update_scaled", "&u", "po_sums", f"{m} * {n}", float(call.number("alpha", 1.0))),
         )
-        last = f"{chunk.begin[INNER]} + {chunk.count[INNER]} == {ways.sizes['k']}"
+        last = f"{chunk.begin[INNER]} + {chunk.count[INNER]} == {variants.sizes['k']}"
         inner = "\n".join(f"    {line}" for line in update.splitlines())
         return block(
             f"float *po_sums = {chunk.scratch};",
-            _product(replace(ways, outputs=("mn",)), loops, call, made),
+            _product(replace(variants, outputs=("mn",)), loops, call, sums_chunk),
             f"if ({last}) {{\n{inner}\n}}",
         )
 
-    def chunk_code(ways: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
-        a, a_apart = ways.operand(ways.inputs[0] or "", chunk.inputs[0], loops, chunk)
-        b, b_apart = ways.operand(ways.inputs[1] or "", chunk.inputs[1], loops, chunk)
-        news = [ways.operand("mn", part, loops, chunk) for part in chunk.outputs]
-        olds = [ways.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
-        m, n, k = (ways.count(letter, loops, chunk) for letter in "mnk")
+    def chunk_code(variants: LetterWays, loops: tuple[str, str], call: Call, chunk: Chunk) -> str:
+        a, a_apart = variants.operand(variants.inputs[0] or "", chunk.inputs[0], loops, chunk)
+        b, b_apart = variants.operand(variants.inputs[1] or "", chunk.inputs[1], loops, chunk)
+        news = [variants.operand("mn", part, loops, chunk) for part in chunk.outputs]
+        olds = [variants.operand("mn", part, loops, chunk)[0] for part in chunk.inputs[2 : 3 + states]]
+        m, n, k = (variants.count(letter, loops, chunk) for letter in "mnk")
         scalars = tuple(part.at for part in chunk.inputs[3 + states :])
         arguments = Arguments(("", "", *olds, *scalars), tuple(at for at, _ in news))
         return block(
@@ -328,9 +330,9 @@ def _with_update(optimizer: str) -> Kernel:
 
     def refuses(call: Call) -> str | None:
         return (
-            "a product with something added, and an update"
+            "an update by a product with an addend is not supported"
             if len(call.inputs) != update_inputs(optimizer, 2)
-            else _empty(call)
+            else _empty_refuses(call)
         )
 
     return Kernel(
@@ -346,30 +348,30 @@ def _labels(call: Call) -> tuple[list[str], str]:
 def _einsum_refuses(call: Call) -> str | None:
     _, result = _labels(call)
     if len(set(result)) < len(result) or len(call.inputs) > len("abcdefgh"):
-        return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')})"
+        return f"Einsum of {len(call.inputs)} operands ({call.text('equation', '')}) is not supported"
     return real(call)
 
 
 def _einsum(call: Call, arguments: Arguments) -> str:
-    """Sums are taken in parts of PO_PART terms."""
+    """Return the C of an Einsum; sums have parts of PO_PART terms."""
     terms, result = _labels(call)
     sizes: dict[str, int] = {}
     steps: dict[str, dict[str, int]] = {}
     for letter, term, k in zip("abcdefgh", terms, range(len(call.inputs)), strict=False):
         shape = call.input(k).shape
-        own = steps.setdefault(letter, {})
+        label_steps = steps.setdefault(letter, {})
         for label, length, step in zip(term, shape, strides_of(shape), strict=True):
             sizes[label] = max(sizes.get(label, 1), length)
-            own[label] = own.get(label, 0) + (step if length > 1 else 0)
+            label_steps[label] = label_steps.get(label, 0) + (step if length > 1 else 0)
     steps["y"] = dict(zip(result, strides_of(call.output().shape), strict=True))
 
     def nested(axes: list[str]) -> tuple[tuple[int, ...], dict[str, Strides]]:
-        strides = {name: tuple(own.get(label, 0) for label in axes) for name, own in steps.items()}
+        strides = {name: tuple(label_steps.get(label, 0) for label in axes) for name, label_steps in steps.items()}
         return merged([sizes[label] for label in axes], strides)
 
     outer, at = nested(list(result))
     inner, along = nested([label for label in sizes if label not in result])
-    product = " * ".join(f"{name}[{_place(at[name], along[name])}]" for name in steps if name != "y")
+    product = " * ".join(f"{name}[{_joint_index(at[name], along[name])}]" for name in steps if name != "y")
     y = f"y[{index(at['y'])}]"
     body = f"{y} = {product};"
     if inner:
@@ -381,30 +383,30 @@ def _einsum(call: Call, arguments: Arguments) -> str:
     return block(*operands(call, arguments), loops(outer, body))
 
 
-def _place(at: Strides, along: Strides) -> str:
+def _joint_index(at: Strides, along: Strides) -> str:
     return " + ".join(text for text in (index(at), index(along, prefix="j")) if text != "0") or "0"
 
 
 KERNELS: tuple[Kernel, ...] = (
     *(_with_update(optimizer) for optimizer in RULES),
     Kernel(
-        "Gemm", lambda call, arguments: _gemm_chunk(_gemm_ways(call), WHOLE, call, whole(arguments)), refuses=_empty,
-        headers=(HEADER,), tilings=lambda call: _all(_gemm_ways(call), _gemm_chunk),
+        "Gemm", lambda call, arguments: _gemm_chunk(_gemm_variants(call), WHOLE, call, whole(arguments)),
+        refuses=_empty_refuses, headers=(HEADER,), tilings=lambda call: _all_tilings(_gemm_variants(call), _gemm_chunk),
     ),
     Kernel(
-        "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty, headers=(HEADER,),
+        "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty_refuses, headers=(HEADER,),
         tilings=lambda call: (
             *_by_matrix(_matmul_by_input, call),
             *rows_of_many(prod(call.output().shape[:-2]), _input_sizes(call), (1, _input_sizes(call)[2])),
         ),
     ),
     Kernel(
-        "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty, headers=(HEADER,),
+        "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty_refuses, headers=(HEADER,),
         tilings=lambda call: (
             *_by_matrix(_matmul_by_weight, call),
             *depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call)),
         ),
     ),
-    Kernel("MatMul", _matmul, refuses=_empty, headers=(HEADER,), tilings=_matmul_tilings),
+    Kernel("MatMul", _matmul, refuses=_empty_refuses, headers=(HEADER,), tilings=_matmul_tilings),
     Kernel("Einsum", _einsum, refuses=_einsum_refuses, headers=("po_math.h",)),
 )  # fmt: skip

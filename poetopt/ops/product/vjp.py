@@ -1,22 +1,21 @@
 """Gradients of products: matrices, Einsum, attention, Fourier transforms.
 
-Einsum: each operand's gradient is a product of dY with the other operands, as transposes and MatMuls.
+Each operand's gradient of an Einsum is a product of dY with the other operands, by Transpose and MatMul. The gradient
+is never an Einsum, whose kernel permutes copies of all operands. The operator reads dY and the other operands.
+Temporaries are their transposes (if axes move), and partial products of more than two operands.
 
-Never an Einsum: its kernel permutes copies of all it reads. Reads dY and the other operands; temporaries are
-their transposes (where axes move), and partial products where there are more than two operands.
-
-DFT: linear, so that the gradient is the transform of dY with the conjugate matrix.
-
-With n the length of the transform, F its matrix, and x cut or filled up with zeros to n:
+A DFT is linear, so that its gradient is the transform of dY with the conjugate matrix. With the length n of the
+transform, its matrix F, and x cut or filled up with zeros to n:
 
 | setting | y | dX |
 |---|---|---|
 | | F x | n F^-1 dY |
 | inverse | F^-1 x | F dY / n |
 | onesided | the first half of F x | n F^-1 of dY and zeros |
-| onesided, inverse | F^-1 of x and its conjugate, mirrored | the first half of F dY times 2 / n, at its ends 1 / n |
+| onesided, inverse | F^-1 of x and its mirrored conjugate | the first half of F dY times 2 / n, at its ends 1 / n |
 
-A real x gets the real part, what was filled up or cut nothing. Nothing but dY is read; a temporary or two of its size.
+A real x gets the real part. Elements that were filled up or cut get none. The operator reads only dY; one or two
+temporaries of its size.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ declare("STFT", op=Op(evaluation=Steps.UNKNOWN))
 
 @register_vjp("Gemm", since=7)
 def gemm(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Y = alpha A' B' + beta C: dA' = alpha dY B'^T, dB' = alpha A'^T dY, dC = beta dY."""
+    """Return dA' = alpha dY B'^T, dB' = alpha A'^T dY, dC = beta dY for Y = alpha A' B' + beta C."""
     dy = op.only(cotangents)
     a, b = op.input(0), op.input(1)
     ta, tb = bool(op.attr_int("transA", 0)), bool(op.attr_int("transB", 0))
@@ -88,17 +87,17 @@ def gemm(op: Primal, cotangents: Cotangents) -> Gradients:
 
 @register_vjp("MatMul", since=1)
 def matmul(op: Primal, cotangents: Cotangents) -> Gradients:
-    """dA = dY B^T and dB = A^T dY; vectors are matrices with one row or column.
+    """Return dA = dY B^T and dB = A^T dY; vectors are matrices with one row or column.
 
-    A matrix B that all of A's batch shares is multiplied by A as one tall matrix, so that dB is one Gemm and no
-    transpose is written.
+    A matrix B that all of A's batch shares is multiplied by A as one tall matrix, so that dB is one Gemm without a
+    transpose.
     """
     dy = op.only(cotangents)
     a, b = op.input(0), op.input(1)
     rows_shape = (1, *a.shape) if len(a.shape) == 1 else a.shape
     columns_shape = (*b.shape, 1) if len(b.shape) == 1 else b.shape
     if len(columns_shape) == 2:
-        return _shared(op, dy, rows_shape, columns_shape)
+        return _shared_matrix(op, dy, rows_shape, columns_shape)
     batch = dy.shape[: max(len(rows_shape), len(columns_shape)) - 2]
     full = (*batch, rows_shape[-2], columns_shape[-1])
     alike = a.shape[:-2] == b.shape[:-2]
@@ -122,7 +121,7 @@ def _swapped(rank: int) -> list[int]:
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
-def _shared(op: Primal, dy: Tensor, rows_shape: tuple[int, ...], columns_shape: tuple[int, ...]) -> Gradients:
+def _shared_matrix(op: Primal, dy: Tensor, rows_shape: tuple[int, ...], columns_shape: tuple[int, ...]) -> Gradients:
     a, b = op.input(0), op.input(1)
     rows = math.prod(rows_shape[:-1])
     tall = (rows, columns_shape[1])
@@ -139,7 +138,7 @@ def _shared(op: Primal, dy: Tensor, rows_shape: tuple[int, ...], columns_shape: 
 
 @register_vjp("Einsum", since=12)
 def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above. An operand with a repeated label stands for its diagonal, and its gradient lies on it."""
+    """Return all gradients. An operand with a repeated label stands for its diagonal, which has the gradient."""
     dy = op.only(cotangents)
     operands = [op.input(index) for index in range(len(op.inputs))]
     terms, result = labels(op.attr_text("equation", ""), [len(t.shape) for t in operands])
@@ -149,41 +148,43 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
             gradients.append(None)
             continue
         if len(set(result)) < len(result):
-            raise MissingVjpError(f"{op.where}: there is no gradient rule for repeated labels in the result")
+            raise MissingVjpError(
+                f"{op.where}: there is no gradient rule for repeated labels in the result; label each axis once"
+            )
         k = op.emit("grad_input")
         others = [pair for at, pair in enumerate(zip(operands, terms, strict=True)) if at != index]
-        found, have = dy, result
+        gradient, labels_now = dy, result
         for at, (other, other_term) in enumerate(others):
             later = {label for _, t in others[at + 1 :] for label in t} | set(term)
-            found, have = contract(k, (found, have), _diagonal(k, other, other_term), later)
+            gradient, labels_now = contract(k, (gradient, labels_now), _diagonal(k, other, other_term), later)
         once = "".join(dict.fromkeys(term))
         shape = [operand.shape[term.index(label)] for label in once]
-        gradients.append(_on_diagonal(k, _shaped(k, found, have, once, shape), term))
+        gradients.append(_on_diagonal(k, _order_axes(k, gradient, labels_now, once, shape), term))
     return tuple(gradients)
 
 
 def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
-    """x where axes of one label have one index: masked, and summed over all of them but the first."""
+    """Return the diagonal of x over axes of one label: masked, and summed over all of them but the first."""
     for axis in reversed(range(len(term))):
         first = term.index(term[axis])
         if first != axis:
-            x = k.reduce_sum(k.mul(x, _same(k, x, len(term), first, axis)), [axis], keepdims=False)
+            x = k.reduce_sum(k.mul(x, _equal_indices(k, x, len(term), first, axis)), [axis], keepdims=False)
             term = term[:axis] + term[axis + 1 :]
     return x, term
 
 
 def _on_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> Tensor:
-    """The transpose of `_diagonal`: x, whose axes have each label once, with zeros around."""
+    """Apply the transpose of `_diagonal`: embed x, whose axes have each label once, in zeros."""
     for axis, label in enumerate(term):
         first = term.index(label)
         if first != axis:
             wider = k.reshape(x, (*x.shape[:axis], 1, *x.shape[axis:]))
-            x = k.mul(wider, _same(k, x, len(wider.shape), first, axis))
+            x = k.mul(wider, _equal_indices(k, x, len(wider.shape), first, axis))
     return x
 
 
-def _same(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Tensor:
-    """1 where the indices of two axes are equal, else 0; to be broadcast to `rank` axes."""
+def _equal_indices(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Tensor:
+    """Return 1 where the indices of two axes are equal, else 0; it broadcasts to `rank` axes."""
     length = x.shape[first]
     shape = [length if place in (first, axis) else 1 for place in range(rank)]
     return k.graph.constant(np.eye(length).reshape(shape).astype(x.dtype))
@@ -192,14 +193,14 @@ def _same(k: OperatorBuilder, x: Tensor, rank: int, first: int, axis: int) -> Te
 def contract(
     k: OperatorBuilder, left: tuple[Tensor, str], right: tuple[Tensor, str], kept: set[str]
 ) -> tuple[Tensor, str]:
-    """The product of two tensors with labelled axes, summed over the labels that are not `kept`: one MatMul."""
-    (a, ta), (b, tb) = _summed(k, left, kept | set(right[1])), _summed(k, right, kept | set(left[1]))
+    """Multiply two tensors with labelled axes, and sum over the labels that are not `kept`: one MatMul."""
+    (a, ta), (b, tb) = _sum_unneeded(k, left, kept | set(right[1])), _sum_unneeded(k, right, kept | set(left[1]))
     size = {**dict(zip(tb, b.shape, strict=True)), **{c: d for c, d in zip(ta, a.shape, strict=True) if d != 1}}
     size = {c: size.get(c, 1) for c in dict.fromkeys(ta + tb)}
     shared = [c for c in ta if c in tb and c in kept]
     gone = [c for c in ta if c in tb and c not in kept]
     rows, columns = [c for c in ta if c not in tb], [c for c in tb if c not in ta]
-    # an axis of length one that stands for a longer one (broadcasting dots) is repeated
+    # an axis of length one that broadcasts (dots) is repeated
     a = k.expand(a, [size[c] for c in ta])
     b = k.expand(b, [size[c] for c in tb])
 
@@ -215,7 +216,7 @@ def contract(
     return k.reshape(k.matmul(a, b), [size[c] for c in term]), term
 
 
-def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> tuple[Tensor, str]:
+def _sum_unneeded(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> tuple[Tensor, str]:
     x, term = pair
     axes = [axis for axis, label in enumerate(term) if label not in needed]
     if not axes:
@@ -223,10 +224,10 @@ def _summed(k: OperatorBuilder, pair: tuple[Tensor, str], needed: set[str]) -> t
     return k.reduce_sum(x, axes, keepdims=False), "".join(label for label in term if label in needed)
 
 
-def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, shape: Sequence[int]) -> Tensor:
-    """x in the axis order of `term`; labels that nothing else had are repeated, broadcast ones summed."""
-    x = k.transpose(x, [have.index(label) for label in term if label in have])
-    sizes = dict(zip((label for label in term if label in have), x.shape, strict=True))
+def _order_axes(k: OperatorBuilder, x: Tensor, labels_now: str, term: str, shape: Sequence[int]) -> Tensor:
+    """Return x in the axis order of `term`; labels that no other operand had are repeated, broadcast ones summed."""
+    x = k.transpose(x, [labels_now.index(label) for label in term if label in labels_now])
+    sizes = dict(zip((label for label in term if label in labels_now), x.shape, strict=True))
     x = k.reshape(x, [sizes.get(label, 1) for label in term])
     x = k.sum_to(x, [1 if d == 1 else x.shape[axis] for axis, d in enumerate(shape)])
     return k.expand(x, shape)
@@ -234,11 +235,13 @@ def _shaped(k: OperatorBuilder, x: Tensor, have: str, term: str, shape: Sequence
 
 @register_vjp("Attention", since=23)
 def attention(op: Primal, cotangents: Cotangents) -> Gradients:
-    """Y = P V, P = softmax(scale Q K' + mask): dV = P' dY, dP = dY V', dS = P (dP - sum(dP P)), dQ = scale dS K,
-    dK = scale dS' Q, dMask = dS; with softcap c, dS is multiplied by 1 - tanh^2 for Q and K.
+    """Return all gradients of Y = P V, P = softmax(scale Q K' + mask).
 
-    P is computed again from Q and K, in the same operator as all three gradients. Heads that share keys and values
-    are summed. Three temporaries of the size of the scores. No rule for a past of keys, nor for the outputs behind Y.
+    dV = P' dY, dP = dY V', dS = P (dP - sum(dP P)), dQ = scale dS K, dK = scale dS' Q, dMask = dS. With softcap c, dS
+    is multiplied by 1 - tanh^2 for Q and K.
+
+    P is recomputed from Q and K in the operator of all three gradients. Heads that share keys and values are summed.
+    There are three temporaries of the size of the scores. Past keys and the outputs behind Y have no rule.
     """
     dy = op.only(cotangents)
     if op.has(4) or op.has(5):
@@ -249,7 +252,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     batch, count, queries, depth = q.shape
     shared, length = key.shape[1], key.shape[2]
     scale = op.attr_float("scale", 0.0) or depth**-0.5
-    # heads with the same keys are rows of one product
+    # heads that share keys are rows of one product
     group = count // shared
     q = k.reshape(q, (batch, shared, group * queries, depth))
     d = k.reshape(_heads(k, dy, heads), (batch, shared, group * queries, value.shape[3]))
@@ -259,7 +262,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     if cap:
         bent = k.unary("Tanh", k.mul(scores, 1.0 / cap))
         scores = k.mul(bent, cap)
-    masked = _masked(op, k, scores, (batch, count, queries, length))
+    masked = _mask_scores(op, k, scores, (batch, count, queries, length))
     p = k.unary("Softmax", masked, axis=-1)
     dv = k.matmul(k.transpose(p, [0, 1, 3, 2]), d) if op.need(2) else None
     dp = k.matmul(d, k.transpose(value, [0, 1, 3, 2]))
@@ -276,7 +279,7 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
 
 
 def _heads(k: OperatorBuilder, x: Tensor, count: int) -> Tensor:
-    """[batch, heads, tokens, depth], from that or from [batch, tokens, heads depth]."""
+    """Return [batch, heads, tokens, depth], from this shape or from [batch, tokens, heads depth]."""
     if len(x.shape) == 4:
         return x
     batch, tokens, width = x.shape
@@ -287,8 +290,8 @@ def _joined(k: OperatorBuilder, x: Tensor, like: Tensor) -> Tensor:
     return x if x.shape == like.shape else k.reshape(k.transpose(x, [0, 2, 1, 3]), like.shape)
 
 
-def _masked(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
-    """The scores with what must not be seen far below the rest."""
+def _mask_scores(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, int, int, int]) -> Tensor:
+    """Return the scores with masked ones far below the rest."""
     full = scores.shape
     least = float(np.finfo(np.float32).min) / 2
     if op.has(3):
@@ -306,9 +309,9 @@ def _masked(op: Primal, k: OperatorBuilder, scores: Tensor, shape: tuple[int, in
 
 @single("RotaryEmbedding", since=23)
 def rotary_embedding(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """Pairs of elements are turned by an angle; the gradient is turned back: the same op with sines negated.
+    """Rotate dY back: the op rotates pairs of elements, so the gradient is the same op with negated sines.
 
-    Reads the tables and positions; no temporary of X's size.
+    It reads the tables and positions; no temporary of X's size.
     """
     positions = [op.input(3)] if op.has(3) else []
     back = k.neg(op.input(2))
@@ -318,39 +321,39 @@ def rotary_embedding(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
 
 @register_vjp("DFT", since=17)
 def dft(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The axis is an attribute."""
-    return _transformed(op, op.only(cotangents), op.attr_int("axis", 1)), None
+    """Return the gradient of a DFT whose axis is an attribute."""
+    return _dft_gradient(op, op.only(cotangents), op.attr_int("axis", 1)), None
 
 
 @register_vjp("DFT", since=20)
 def dft_of_input_axis(op: Primal, cotangents: Cotangents) -> Gradients:
-    """The axis is an input."""
+    """Return the gradient of a DFT whose axis is an input."""
     axis = int(op.known(2).reshape(-1)[0]) if op.has(2) else -2
-    return _transformed(op, op.only(cotangents), axis), None, None
+    return _dft_gradient(op, op.only(cotangents), axis), None, None
 
 
-def _transformed(op: Primal, dy: Tensor, axis: int) -> Tensor:
+def _dft_gradient(op: Primal, dy: Tensor, axis: int) -> Tensor:
     shape = op.x.shape
     axis %= len(shape)
     inverse, onesided = bool(op.attr_int("inverse", 0)), bool(op.attr_int("onesided", 0))
-    given = int(op.known(1).reshape(-1)[0]) if op.has(1) else None
+    known_length = int(op.known(1).reshape(-1)[0]) if op.has(1) else None
     k = op.emit("grad_input")
     if inverse and onesided:
-        return _of_real(op, k, dy, axis)
-    length = shape[axis] if given is None else given
-    whole = _fitted(k, dy, axis, length)
-    found = k.mul(_node(k, whole, axis, inverse=not inverse), 1 / length if inverse else float(length))
+        return _real_gradient(op, k, dy, axis)
+    length = shape[axis] if known_length is None else known_length
+    whole = _fit_length(k, dy, axis, length)
+    result = k.mul(_node(k, whole, axis, inverse=not inverse), 1 / length if inverse else float(length))
     last = len(shape) - 1
-    return _fitted(k, k.slice(found, [0], [shape[last]], [last]), axis, shape[axis])
+    return _fit_length(k, k.slice(result, [0], [shape[last]], [last]), axis, shape[axis])
 
 
-def _of_real(op: Primal, k: OperatorBuilder, dy: Tensor, axis: int) -> Tensor:
+def _real_gradient(op: Primal, k: OperatorBuilder, dy: Tensor, axis: int) -> Tensor:
     length, half = dy.shape[axis], op.x.shape[axis]
     if half != length // 2 + 1 or op.x.shape[-1] != 2:
         raise MissingVjpError(
-            f"{op.where}: there is no gradient rule for {length} real numbers of {half} frequencies, for which "
-            f"onnxruntime computes something else than a Fourier transform; cut or fill up to {length // 2 + 1} "
-            "complex ones first"
+            f"{op.where}: there is no gradient rule for {length} real numbers of {half} frequencies, of which "
+            f"onnxruntime doesn't compute a Fourier transform; cut or fill up to {length // 2 + 1} complex numbers "
+            "first"
         )
     times = np.full(half, 2 / length)
     times[0] = 1 / length
@@ -371,8 +374,8 @@ def _node(k: OperatorBuilder, x: Tensor, axis: int, *, inverse: bool = False, on
     return k.node("DFT", [x, None, k.graph.constant(np.array(axis, np.int64))], shape, x.dtype, **settings)
 
 
-def _fitted(k: OperatorBuilder, x: Tensor, axis: int, length: int) -> Tensor:
-    """The first `length` elements along `axis`, zeros behind."""
+def _fit_length(k: OperatorBuilder, x: Tensor, axis: int, length: int) -> Tensor:
+    """Cut x to `length` along `axis`, or fill it up with zeros behind."""
     if x.shape[axis] >= length:
         return k.slice(x, [0], [length], [axis])
     after = [length - x.shape[axis] if a == axis else 0 for a in range(len(x.shape))]

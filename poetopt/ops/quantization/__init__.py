@@ -1,8 +1,8 @@
-"""Integers that stand for floats: how the elements of a tensor share scales and zero points.
+"""Quantized tensors: how their elements share scales and zero points.
 
-`DequantizeLinear` writes y = (x - z) s, element by element, in the type of s. There is one s (and z, of the type of x;
-0 where it is left out) for all, or one for each step of an axis, or one for each block along an axis: then s has the
-shape of x, but for that axis, of which it has ceil(K / block) steps. No gradient passes to x, s or z.
+`DequantizeLinear` writes y = (x - z) s, element by element, in the type of s. z has the type of x, and is 0 if it is
+left out. There is one s (and z) for all elements, or one for each step of an axis, or one for each block along an axis.
+With blocks, s has the shape of x, except for ceil(K / block) steps along that axis. No gradient passes to x, s or z.
 
 Source: ONNX, DequantizeLinear-21.
 """
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
 
 
 def halves(packed: Array) -> Array:
-    """Elements of four bits, from 0 to 15, along the last axis of bytes that hold two each: low bits first."""
+    """Unpack bytes along the last axis into two elements of four bits each, from 0 to 15; low bits come first."""
     bits = packed.astype(np.uint8)
     return np.stack([bits & 15, bits >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
 
 
 class Sharing(NamedTuple):
-    """Says which elements have a scale in common.
+    """The elements that share a scale.
 
+    Attributes
+    ----------
     axis
-        The axis along which scales differ; None where there is one for all.
+        The axis along which scales differ; None if there is one for all.
     block
-        How many steps of it have one in common, if scales differ along the other axes too; 0 if along `axis` alone.
+        Steps of the axis that share a scale, if scales differ along the other axes too; 0 if they differ along `axis`
+        alone.
     """
 
     axis: int | None
@@ -41,9 +44,12 @@ class Sharing(NamedTuple):
 
 
 def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -> Sharing:
-    """Tells `Sharing` from the shapes of tensor and scale, and from the attributes `axis` and `block_size`.
+    """Return how elements share scales, from the shapes of tensor and scale and the attributes `axis` and `block_size`.
 
-    Raises `ValueError`, with what is wrong in words, where they don't fit each other.
+    Raises
+    ------
+    ValueError
+        They don't fit each other; the message says how.
     """
     if block < 0:
         raise ValueError(f"its block_size is {block}, but must be 0 or more")
@@ -54,22 +60,22 @@ def sharing(shape: Sequence[int], scale: Sequence[int], axis: int, block: int) -
     if not -len(shape) <= axis < len(shape):
         raise ValueError(f"its axis is {axis}, but its input has {len(shape)} axes (shape {list(shape)})")
     axis %= len(shape)
-    wanted = [-(-n // block) if k == axis else n for k, n in enumerate(shape)] if block else [shape[axis]]
-    if list(scale) != wanted:
+    expected = [-(-n // block) if k == axis else n for k, n in enumerate(shape)] if block else [shape[axis]]
+    if list(scale) != expected:
         each = f"block of {block} along axis {axis}" if block else f"step of axis {axis}"
         raise ValueError(
             f"its scale has shape {list(scale)}, but must have one element for each {each} of its input of shape "
-            f"{list(shape)}: {wanted}"
+            f"{list(shape)}: {expected}"
         )
     return Sharing(axis, block)
 
 
 def settings(node: Node) -> tuple[int, int]:
-    """The attributes `axis` and `block_size` of a DequantizeLinear."""
+    """Return the attributes `axis` and `block_size` of a DequantizeLinear."""
     axis, block = (node.attributes.get(name, default) for name, default in (("axis", 1), ("block_size", 0)))
     return int(axis), int(block)  # type: ignore[call-overload]
 
 
 def cut_in_bytes(tensor: Tensor, axis: int) -> bool:
-    """Says whether each step of an axis is whole bytes."""
+    """Return whether each step of an axis is whole bytes."""
     return prod(tensor.shape[axis + 1 :]) % PACKED.get(tensor.dtype, 1) == 0

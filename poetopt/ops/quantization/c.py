@@ -1,6 +1,6 @@
-"""DequantizeLinear in C: one loop nest, which finds the scale of each element by its place.
+"""DequantizeLinear in C: one loop nest, which finds the scale of each element by its index.
 
-Products and convolutions with a quantized weight dequantize some of its columns or channels at a time.
+Products and convolutions with a quantized weight dequantize a few of its columns or channels at a time.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def _sharing(call: Call) -> Sharing:
 
 def refuses(call: Call) -> str | None:
     if call.input(0).dtype not in _INTEGERS:
-        return f"DequantizeLinear of {call.input(0).dtype}: it has {', '.join(_INTEGERS)}"
+        return f"DequantizeLinear of {call.input(0).dtype} is not supported (supported: {', '.join(_INTEGERS)})"
     if {call.input(1).dtype, call.output().dtype} != {"float32"}:
-        return f"DequantizeLinear to {call.output().dtype}: it has float32"
+        return f"DequantizeLinear to {call.output().dtype} is not supported; float32 is"
     return None
 
 
@@ -64,27 +64,27 @@ def _code(call: Call, arguments: Arguments) -> str:
     scale = "0" if axis is None else "i1"
     if size:
         scale = f"(i0 * {-(-along_axis // size)} + i1 / {size}) * {behind} + i2"
-    given = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
-    given += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
-    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in given)
-    # integers are subtracted as integers, as onnxruntime does
+    tensors = [("x", x, arguments.inputs[0], "i"), ("s", call.input(1), arguments.inputs[1], "j")]
+    tensors += [("z", call.input(2), arguments.inputs[2], "j")] if call.has(2) else []
+    x_i, s_j, *zero = (element(name, tensor, at) for name, tensor, _, at in tensors)
+    # integers are subtracted as integers, as in onnxruntime
     body = block(
         f"const int32_t i = (i0 * {along_axis} + i1) * {behind} + i2, j = {scale};",
         f"y[i] = (float)({' - '.join([x_i, *zero])}) * {s_j};",
     )
     return block(
-        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at, _ in tensors),
         written("y", call.output(), arguments.outputs[0]),
         loops((before, along_axis, behind), body),
     )
 
 
 PANEL = 8
-"""Columns that a product has dequantized at once."""
+"""Columns that a product dequantizes at once."""
 
 
 def _sizes(call: Call) -> tuple[int, int, int]:
-    """Rows, columns and depth of a product."""
+    """Return rows, columns and depth of a product."""
     inner, columns = call.shape(1)[:: -1 if call.integer("transB", 0) else 1]
     return call.output().size // columns, columns, inner
 
@@ -92,29 +92,34 @@ def _sizes(call: Call) -> tuple[int, int, int]:
 def _product_refuses(call: Call) -> str | None:
     (a, x, s, z, *c), y = call.inputs, call.output()
     if a is None or x is None or s is None:
-        return "a product without operands"
+        return "the product lacks operands"
     if len(x.shape) != 2 or call.integer("transA", 0) or not y.size or not x.size:
-        return f"a product with a weight of shape {list(x.shape)}, or that is transposed first"
+        return f"a product with a weight of shape {list(x.shape)}, or with a transposed first operand, is not supported"
     if why := refuses(replace(call, inputs=(x, s, z))):
         return why
-    return None if all(t is None or t.dtype == "float32" for t in (a, *c)) else "a product of another type than float32"
+    if any(t is not None and t.dtype != "float32" for t in (a, *c)):
+        return "a product of another type than float32 is not supported"
+    return None
 
 
 def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
-    """y = alpha a w + beta c: of w, `PANEL` columns at a time are dequantized, and multiplied by the plain kernel.
+    """Return the C of y = alpha a w + beta c: it dequantizes `PANEL` columns of w at a time, for the plain kernel.
 
+    Parameters
+    ----------
     letter
-        What a chunk has some steps of: columns ("n"), what is summed up ("k"), or nothing.
+        The axis of chunks: columns ("n"), depth ("k"), or none.
     """
     rows, columns, depth = _sizes(call)
     level = OUTER if letter == "n" else INNER
     begin, count = chunk.begin[level], chunk.count[level]
     wide, deep = count if letter == "n" else str(columns), count if letter == "k" else str(depth)
-    given = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+    tensors = [(name, call.input(k), chunk.inputs[k].at) for k, name in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
     places = {
-        n: _place(call, k, chunk.inputs[k].apart if letter == "n" else "") for k, n in enumerate("xsz"[: len(given)], 1)
+        n: _weight_index(call, k, chunk.inputs[k].apart if letter == "n" else "")
+        for k, n in enumerate("xsz"[: len(tensors)], 1)
     }
-    elements = {name: element(name, t, f"i{name}") for name, t, _ in given}
+    elements = {name: element(name, t, f"i{name}") for name, t, _ in tensors}
     alpha, beta = call.number("alpha", 1.0), call.number("beta", 1.0)
     added = call.has(4) and bool(beta)
     y_row = chunk.outputs[0].apart if letter == "n" else str(columns)
@@ -127,7 +132,7 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     adds = f"{begin} > 0" if letter == "k" else "0"
     return block(
         f"const float *a = (const float *){chunk.inputs[0].at}{f' + {begin}' if letter == 'k' else ''};",
-        *(read(name, as_bytes(tensor), at) for name, tensor, at in given),
+        *(read(name, as_bytes(tensor), at) for name, tensor, at in tensors),
         *([read("c", call.input(4), chunk.inputs[4].at)] if added else []),
         written("y", call.output(), chunk.outputs[0].at),
         f"float *w = {chunk.scratch};",
@@ -146,11 +151,13 @@ def _product(call: Call, chunk: Chunk, letter: str = "") -> str:
     )
 
 
-def _place(call: Call, index: int, apart: str) -> str:
-    """Says where the weight (1), scale (2) or zero point (3) of row k and column o of w is.
+def _weight_index(call: Call, index: int, apart: str) -> str:
+    """Return the C index of the weight (1), scale (2) or zero point (3) of row k and column o of w.
 
+    Parameters
+    ----------
     apart
-        Elements between rows, where a chunk has some columns.
+        Elements between rows, if a chunk has some columns.
     """
     turned, (axis, size) = call.integer("transB", 0), _sharing_of_weight(call)
     steps = ["k", "o"][:: -1 if turned else 1]
@@ -166,36 +173,36 @@ def _sharing_of_weight(call: Call) -> Sharing:
 
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks of columns, or of what is summed up where that goes row by row of the weight."""
-    (rows, columns, depth), (axis, size), found = _sizes(call), _sharing_of_weight(call), list[Tiling]()
+    """Return the tilings by columns, and by depth if it goes row by row of the weight."""
+    (rows, columns, depth), (axis, size), tilings = _sizes(call), _sharing_of_weight(call), list[Tiling]()
     turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
-    own = 0 if turned else 1
+    column_axis = 0 if turned else 1
     operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
 
     def cut(along: int, level: int, blocks: int) -> list[ChunkSlice | None] | None:
-        """What a chunk has of weight, scale and zero point; None where that isn't whole bytes."""
-        made: list[ChunkSlice | None] = []
+        """Return a chunk's slices of weight, scale and zero point; None if they aren't whole bytes."""
+        slices: list[ChunkSlice | None] = []
         for k, (t, one_axis) in enumerate(operands):
             if t is None or (one_axis and axis != along):
-                made.append(None)
+                slices.append(None)
                 continue
             place = 0 if one_axis else along
             if not cut_in_bytes(t, place):
                 return None
-            taken = sliced(t, place, level)
+            one = sliced(t, place, level)
             whole_blocks = Rows(t.shape[place], 1, blocks, 0, blocks - 1)
-            made.append(replace(taken, rows=whole_blocks) if k and blocks > 1 else taken)
-        return made
+            slices.append(replace(one, rows=whole_blocks) if k and blocks > 1 else one)
+        return slices
 
     rest = (None,) * (len(call.inputs) - 4)
-    if columns > 1 and not (size > 1 and axis == own) and (parts := cut(own, OUTER, 1)) is not None:
+    if columns > 1 and not (size > 1 and axis == column_axis) and (parts := cut(column_axis, OUTER, 1)) is not None:
         y = ChunkSlice(OUTER, ELEMENT_BYTES, rows)
-        found.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
-    blocks = size if size and axis == 1 - own else 1
+        tilings.append(Tiling(Loop(columns), None, (None, *parts, *rest), (y,), partial(_product, letter="n")))
+    blocks = size if size and axis == 1 - column_axis else 1
     loop = Loop(depth, lcm(PART, blocks))
     if depth > loop.multiple and not turned and not added and (parts := cut(0, INNER, blocks)) is not None:
-        found.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
-    return tuple(found)
+        tilings.append(Tiling(None, loop, (None, *parts, *rest), (None,), partial(_product, letter="k")))
+    return tuple(tilings)
 
 
 def _panel_bytes(call: Call) -> int:
@@ -208,7 +215,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def element(name: str, tensor: Tensor, at: str) -> str:
-    """An element as C reads it: one of four bits out of its byte."""
+    """Return the C that reads an element; an element of four bits is read out of its byte."""
     if tensor.dtype not in PACKED:
         return f"{name}[{at}]"
     bits = f"({name}[{at} / 2] >> ({at} % 2 * 4) & 15)"
@@ -216,59 +223,59 @@ def element(name: str, tensor: Tensor, at: str) -> str:
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
-    """Chunks along each axis, but the one that blocks lie along."""
-    (axis, size), found = _sharing(call), list[Tiling]()
+    """Return the tilings along each axis except the axis of the blocks."""
+    (axis, size), tilings = _sharing(call), list[Tiling]()
     for cut, extent in enumerate(call.shape(0)):
         if extent < 2 or (size and cut == axis):
             continue
         scale = cut if size else 0 if cut == axis else None
         axes = (cut, *(scale for _ in call.inputs[1:]))
         if all(t is None or a is None or cut_in_bytes(t, a) for t, a in zip(call.inputs, axes, strict=True)):
-            found += along(_code, call, axes, (cut,))
-    return tuple(found)
+            tilings += along(_code, call, axes, (cut,))
+    return tuple(tilings)
 
 
-def _plain(call: Call) -> Call:
-    """The convolution with its weight as floats, and without what that is made of."""
+def _dequantized_call(call: Call) -> Call:
+    """Return the convolution with its weight as floats, without scale and zero point."""
     a, _, _, _, *rest = call.inputs
     return replace(call, inputs=(a, replace(call.input(1), dtype="float32"), *rest))
 
 
-def _cut(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
-    """The plain kernel's chunks of the weight's channels, or groups: the loop, and the weight's slices."""
-    for tiling in kernel.tilings(_plain(call)):
-        loop, taken = tiling.outer, tiling.inputs[1]
+def _channel_tiling(kernel: Kernel, call: Call) -> tuple[Tiling, Loop, ChunkSlice] | None:
+    """Return the plain kernel's tiling by the weight's channels or groups, its loop, and the weight's slice."""
+    for tiling in kernel.tilings(_dequantized_call(call)):
+        loop, weight_slice = tiling.outer, tiling.inputs[1]
         rows = any(one is not None and one.rows is not None for one in (*tiling.inputs, *tiling.outputs))
-        if loop is not None and tiling.inner is None and taken is not None and not rows:
-            return tiling, loop, taken
+        if loop is not None and tiling.inner is None and weight_slice is not None and not rows:
+            return tiling, loop, weight_slice
     return None
 
 
-def _steps(loop: Loop, taken: ChunkSlice) -> int:
-    """Steps of a chunk."""
-    each = loop.multiple * taken.unit_bytes * taken.pieces
-    # so much of the weight is dequantized at once, or a step of the chunks that its plain kernel goes in
+def _chunk_steps(loop: Loop, weight_slice: ChunkSlice) -> int:
+    """Return the steps of a chunk."""
+    each = loop.multiple * weight_slice.unit_bytes * weight_slice.pieces
+    # dequantizes 1024 bytes of the weight at once, or one step of the plain kernel's chunks
     return min(loop.extent, loop.multiple * max(1, 1024 // each))
 
 
-def _within(kernel: Kernel) -> Kernel:
-    """The kernel of a convolution that reads a quantized weight, its scale and its zero point instead."""
+def _with_quantized_weight(kernel: Kernel) -> Kernel:
+    """Return the kernel of a convolution with a quantized weight, its scale and its zero point."""
 
     def refused(call: Call) -> str | None:
-        why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_plain(call))
-        return why or (None if _cut(kernel, call) else f"{kernel.op_type} that isn't cut along channels")
+        why = refuses(replace(call, inputs=call.inputs[1:4])) or kernel.refuses(_dequantized_call(call))
+        return why or (None if _channel_tiling(kernel, call) else f"{kernel.op_type} can't be cut along channels")
 
     def scratch_bytes(call: Call) -> int:
-        found = _cut(kernel, call)
-        assert found is not None
-        _, loop, taken = found
-        return _steps(loop, taken) * taken.unit_bytes * taken.pieces
+        cut = _channel_tiling(kernel, call)
+        assert cut is not None
+        _, loop, weight_slice = cut
+        return _chunk_steps(loop, weight_slice) * weight_slice.unit_bytes * weight_slice.pieces
 
     def code(call: Call, arguments: Arguments) -> str:
-        found = _cut(kernel, call)
-        assert found is not None
-        tiling, loop, taken = found
-        begin, count, size = FROM[OUTER], COUNT[OUTER], _steps(loop, taken)
+        cut = _channel_tiling(kernel, call)
+        assert cut is not None
+        tiling, loop, weight_slice = cut
+        begin, count, size = FROM[OUTER], COUNT[OUTER], _chunk_steps(loop, weight_slice)
 
         def part(at: str, one: ChunkSlice | None) -> Part:
             if one is None or not at:
@@ -278,12 +285,12 @@ def _within(kernel: Kernel) -> Kernel:
 
         inputs = (arguments.inputs[0], "", *arguments.inputs[4:])
         parts = [part(at, one) for at, one in zip(inputs, tiling.inputs, strict=True)]
-        behind = taken.unit_bytes // ELEMENT_BYTES
+        behind = weight_slice.unit_bytes // ELEMENT_BYTES
         parts[1] = Part(arguments.scratch, f"{count} * {behind}")
         outs = tuple(part(at, one) for at, one in zip(arguments.outputs, tiling.outputs, strict=True))
-        convolved = tiling.code(_plain(call), Chunk(tuple(parts), outs, (begin, "0"), (count, "0"), ""))
-        given = [(n, call.input(k), arguments.inputs[k]) for k, n in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
-        elements = {n: element(n, t, "i" if n == "x" else "j") for n, t, _ in given}
+        convolved = tiling.code(_dequantized_call(call), Chunk(tuple(parts), outs, (begin, "0"), (count, "0"), ""))
+        tensors = [(n, call.input(k), arguments.inputs[k]) for k, n in ((1, "x"), (2, "s"), (3, "z")) if call.has(k)]
+        elements = {n: element(n, t, "i" if n == "x" else "j") for n, t, _ in tensors}
         difference = " - ".join(elements[n] for n in "xz" if n in elements)
         body = block(
             f"const int32_t i = (i0 * {loop.extent} + {begin} + i1) * {behind} + i2, j = {_scale_at(call)};",
@@ -291,9 +298,9 @@ def _within(kernel: Kernel) -> Kernel:
         )
         body = f"for (int32_t i1 = 0; i1 < {count}; ++i1) {{\n{loops((behind,), body, 'j')}\n}}".replace("j0", "i2")
         dequantized = block(
-            *(read(n, as_bytes(t), at) for n, t, at in given),
+            *(read(n, as_bytes(t), at) for n, t, at in tensors),
             f"float *w = {arguments.scratch};",
-            loops((taken.pieces,), body),
+            loops((weight_slice.pieces,), body),
         )
         inner = "\n".join(f"    {line}" for text in (dequantized, convolved) for line in text.splitlines())
         return (
@@ -305,7 +312,7 @@ def _within(kernel: Kernel) -> Kernel:
 
 
 def _scale_at(call: Call) -> str:
-    """The place of the scale of element i of the weight."""
+    """Return the C index of the scale of element i of the weight."""
     shape = call.shape(1)
     axis, size = sharing(shape, call.shape(2), *settings(call.node))
     if axis is None:
@@ -326,5 +333,5 @@ KERNELS: tuple[Kernel, ...] = (
         )
         for op in ("Gemm", "MatMul")
     ),
-    *(_within(kernel) for kernel in CONVOLUTIONS if kernel.op_type in ("Conv", "Conv.grad_input")),
+    *(_with_quantized_weight(kernel) for kernel in CONVOLUTIONS if kernel.op_type in ("Conv", "Conv.grad_input")),
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """LSTM, GRU and RNN in C, in rounds: for each direction a sweep through w, then one through r at each step.
 
-The sums of all steps' gates, as far as they come from x, are in RAM in between. Each is the plain kernel's.
+The gates' sums from x of all steps stay in RAM in between. Each sum has the bits of the plain kernel.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 
 def layer_op(call: Call) -> str:
-    """LSTM, GRU or RNN, of the layer or of its gradient."""
+    """Return LSTM, GRU or RNN for a layer or its gradient."""
     return call.node.op_type.partition(".")[0]
 
 
 def activations(call: Call) -> list[str]:
-    """Names in small letters, those of all directions; ONNX doesn't tell large letters from small ones."""
-    given = call.node.attributes.get("activations")
-    return [str(name).lower() for name in given] if isinstance(given, (list, tuple)) else []
+    """Return the activations of all directions in lower case; ONNX ignores case."""
+    names = call.node.attributes.get("activations")
+    return [str(name).lower() for name in names] if isinstance(names, (list, tuple)) else []
 
 
 def refuses(call: Call) -> str | None:
-    """Why no kernel of ours runs a layer, or its gradient."""
-    op, given, names = layer_op(call), call.node.attributes, activations(call)
+    """Return why no kernel runs a layer or its gradient; None if one does."""
+    op, attributes, names = layer_op(call), call.node.attributes, activations(call)
     usual = list(USUAL[op])
     others = [["relu"]] if op == "RNN" else []
     if not any(names in ([], one, one * 2) for one in (usual, *others)):
-        return f"{op} with activations {', '.join(names)}"
-    if given.get("clip") or given.get("layout") or given.get("input_forget"):
-        return f"{op} with clip, layout or input_forget"
+        return f"{op} with activations {', '.join(names)} is not supported"
+    if attributes.get("clip") or attributes.get("layout") or attributes.get("input_forget"):
+        return f"{op} with clip, layout or input_forget is not supported"
     if call.has(4):
-        return f"{op} with lengths of sequences"
+        return f"{op} with sequence_lens is not supported"
     return real(call)
 
 
@@ -59,10 +59,12 @@ def refuses(call: Call) -> str | None:
 class CLayer:
     """A layer's op and sizes.
 
+    Attributes
+    ----------
     turned
         A bit for each direction that goes backwards.
     variant
-        Of a GRU, whether the reset gate multiplies what the recurrent weights made; of an RNN, whether it is rectified.
+        For a GRU, whether the reset gate multiplies the recurrent product; for an RNN, whether it is rectified.
     """
 
     op: str
@@ -75,8 +77,8 @@ class CLayer:
     variant: int
 
     @classmethod
-    def of(cls, call: Call) -> CLayer:
-        """Of a call whose first inputs are x, w and r."""
+    def from_call(cls, call: Call) -> CLayer:
+        """Read the layer from a call whose first inputs are x, w and r."""
         op = layer_op(call)
         (steps, batch, ins), recurrence = call.input(0).shape, call.input(2).shape
         variant = {
@@ -95,7 +97,7 @@ class CLayer:
 
     @property
     def rows(self) -> int:
-        """Steps and batch as one."""
+        """Steps times batch."""
         return self.steps * self.batch
 
     @property
@@ -104,11 +106,11 @@ class CLayer:
         return self.directions * self.batch * self.size
 
     def backwards(self, direction: int) -> int:
-        """1 where a direction begins with the last step."""
+        """Return 1 if a direction begins with the last step, else 0."""
         return self.turned >> direction & 1
 
     def time(self, direction: int, step: str) -> str:
-        """In C, which place in time a step has."""
+        """Return the time of a step as a C expression."""
         return f"{self.steps - 1} - {step}" if self.backwards(direction) else step
 
 
@@ -120,9 +122,9 @@ def in_rounds(
     outputs: Collection[int],
     scratch_bytes: int = 0,
 ) -> tuple[Tiling, ...]:
-    """The tiling of rounds over matrices [1 or more, `rows`, columns]: these inputs and outputs, by position.
+    """Return the tiling of rounds over matrices [1 or more, `rows`, columns]; `inputs` and `outputs` are positions.
 
-    None where all rows are one part of a sum. What sums over rows keeps the order: chunks are whole parts.
+    There is none if all rows are one part of a sum. Sums over rows keep their order: chunks are whole parts.
     """
     if rows <= PART:
         return ()
@@ -141,7 +143,7 @@ def in_rounds(
 def at_once(
     call: Call, rounds: Sequence[Round], arguments: Arguments, inputs: Collection[int], outputs: Collection[int]
 ) -> str:
-    """The rounds with operands that are whole, each sweep as one chunk."""
+    """Return the C of the rounds for whole operands: each sweep is one chunk."""
 
     def parts(
         tensors: Sequence[Tensor | None], at: Sequence[str], places: Collection[int], begin: int
@@ -180,7 +182,7 @@ Code = Callable[[Call, Chunk], str]
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a layer, and what of the operands is its own."""
+    """One direction of a layer, and its part of the operands."""
 
     layer: CLayer
     number: int
@@ -192,25 +194,25 @@ class Direction:
 
     @property
     def base(self) -> int:
-        """Its first row of the weights."""
+        """The direction's first row of the weights."""
         return self.number * self.layer.gates
 
-    def given(self, chunk: Chunk, place: int, offset: int) -> str:
-        """In C, an input from an offset on; "NULL" for an absent one."""
-        found = chunk.inputs[place].at if place < len(chunk.inputs) else ""
-        return f"(const float *){found} + {offset}" if found else "NULL"
+    def input_at(self, chunk: Chunk, place: int, offset: int) -> str:
+        """Return an input from an offset on in C; "NULL" if it is absent."""
+        address = chunk.inputs[place].at if place < len(chunk.inputs) else ""
+        return f"(const float *){address} + {offset}" if address else "NULL"
 
     def states_of(self, chunk: Chunk, place: int) -> str:
-        """Its part of an input that has the states of all directions."""
-        return self.given(chunk, place, self.number * self.many)
+        """Return the direction's part of an input with the states of all directions, in C."""
+        return self.input_at(chunk, place, self.number * self.many)
 
-    def made(self, chunk: Chunk, place: int, offset: int) -> str:
-        """In C, an output from an offset on; "" for an absent one."""
-        found = chunk.outputs[place].at if place < len(chunk.outputs) else ""
-        return f"(float *){found} + {offset}" if found else ""
+    def output_at(self, chunk: Chunk, place: int, offset: int) -> str:
+        """Return an output from an offset on in C; "" if it is absent."""
+        address = chunk.outputs[place].at if place < len(chunk.outputs) else ""
+        return f"(float *){address} + {offset}" if address else ""
 
     def sweep(self, begin: int, end: int, inputs: tuple[int, ...], outputs: tuple[int, ...], code: Code) -> Sweep:
-        """Of gates `begin` to `end`."""
+        """Return the sweep over gates `begin` to `end`."""
         size = self.layer.size
         return Sweep(self.base + begin * size, self.base + end * size, inputs, outputs, code)
 
@@ -219,7 +221,7 @@ class _Forwards(Direction):
     """One direction of a layer, forwards."""
 
     def rounds(self) -> Iterator[Round]:
-        """All of them."""
+        """Yield all rounds of the direction."""
         layer = self.layer
         steps = f"for (int32_t po_s = 0; po_s < {layer.steps}; ++po_s) {{"
         if layer.op == "GRU":
@@ -233,7 +235,7 @@ class _Forwards(Direction):
         yield Round((self.end,))
 
     def pointers(self, chunk: Chunk) -> dict[str, str]:
-        """In C: the states, what else has their size, the gates of all steps, and of this one."""
+        """Return C addresses: the states, a buffer of their size, the gates of all steps, and those of this step."""
         layer, scratch = self.layer, f"(float *){chunk.scratch}"
         gates = f"{scratch} + {2 * self.many}"
         time = layer.time(self.number, "po_s")
@@ -243,12 +245,12 @@ class _Forwards(Direction):
         }  # fmt: skip
 
     def bias(self, chunk: Chunk, offset: str, *, again: bool) -> str:
-        """That of the inputs, or of the recurrence."""
-        found = self.given(chunk, 3, (2 * self.number + again) * self.layer.gates)
-        return found if found == "NULL" else f"{found} + {offset}"
+        """Return the address of the bias of the inputs, or with `again` of the recurrence."""
+        address = self.input_at(chunk, 3, (2 * self.number + again) * self.layer.gates)
+        return address if address == "NULL" else f"{address} + {offset}"
 
     def begin(self, call: Call, chunk: Chunk) -> str:
-        """The first states."""
+        """Return C that sets the first states."""
         at = self.pointers(chunk)
         lines = [called("po_begin", at["hidden"], self.states_of(chunk, 5), self.many)]
         if self.layer.op == "LSTM":
@@ -256,35 +258,36 @@ class _Forwards(Direction):
         return "\n".join(lines)
 
     def of_x(self, begin: int, end: int, *, both: bool) -> Sweep:
-        """Gives what the inputs give to gates `begin` to `end`, with the biases of `both` products."""
+        """Return the sweep that adds the inputs' products to gates `begin` to `end`, with one or `both` biases."""
         layer = self.layer
 
         def code(call: Call, chunk: Chunk) -> str:
-            own = f"({FROM[INNER]} - {self.base})"
-            more = self.bias(chunk, own, again=True) if both else "NULL"
+            first_gate = f"({FROM[INNER]} - {self.base})"
+            second_bias = self.bias(chunk, first_gate, again=True) if both else "NULL"
             return called(
-                "po_gates_of", f"{self.pointers(chunk)['gates']} + {own}", chunk.inputs[0].at, chunk.inputs[1].at,
-                self.bias(chunk, own, again=False), more, layer.rows, chunk.count[INNER], layer.gates, layer.ins,
+                "po_gates_of", f"{self.pointers(chunk)['gates']} + {first_gate}", chunk.inputs[0].at,
+                chunk.inputs[1].at, self.bias(chunk, first_gate, again=False), second_bias, layer.rows,
+                chunk.count[INNER], layer.gates, layer.ins,
             )  # fmt: skip
 
         return self.sweep(begin, end, (1,), (), code)
 
-    def of_state(self, begin: int, end: int, made: str, given: str) -> Sweep:
-        """Gives what states, or what is let of them, give to gates `begin` to `end` of a step."""
+    def of_state(self, begin: int, end: int, target: str, source: str) -> Sweep:
+        """Return the sweep that adds the states' products to gates `begin` to `end` of a step."""
         layer = self.layer
-        offset, row = (self.base, layer.gates) if made == "now" else (self.base + begin * layer.size, layer.size)
+        offset, row = (self.base, layer.gates) if target == "now" else (self.base + begin * layer.size, layer.size)
 
         def code(call: Call, chunk: Chunk) -> str:
-            at, own = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
+            at, first_gate = self.pointers(chunk), f"({FROM[INNER]} - {offset})"
             return called(
-                "po_product", f"{at[made]} + {own}", at[given], chunk.inputs[2].at, layer.batch, chunk.count[INNER],
-                layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
+                "po_product", f"{at[target]} + {first_gate}", at[source], chunk.inputs[2].at, layer.batch,
+                chunk.count[INNER], layer.size, row, 1, layer.size, 1, 1, layer.size, 1,
             )  # fmt: skip
 
         return self.sweep(begin, end, (2,), (), code)
 
     def reset(self, call: Call, chunk: Chunk) -> str:
-        """Gives what a GRU's reset gate lets of the states; or the bias of what it multiplies."""
+        """Return C that applies a GRU's reset gate to the states, or sets the bias of the product before the gate."""
         layer, at = self.layer, self.pointers(chunk)
         if not layer.variant:
             return called("po_gru_reset", at["other"], at["now"], at["hidden"], layer.batch, layer.size)
@@ -293,7 +296,7 @@ class _Forwards(Direction):
         return f"for (int32_t po_n = 0; po_n < {layer.batch}; ++po_n) {{\n    {line}\n}}"
 
     def step(self, call: Call, chunk: Chunk) -> str:
-        """The states after a step."""
+        """Return C that computes the states after a step."""
         layer, at = self.layer, self.pointers(chunk)
         gates, hidden = f"{at['now']} + po_n * {layer.gates}", f"{at['hidden']} + po_n * {layer.size}"
         lines: list[str] = []
@@ -311,9 +314,9 @@ class _Forwards(Direction):
         return "\n".join(lines)
 
     def end(self, call: Call, chunk: Chunk) -> str:
-        """The last states."""
+        """Return C that writes the last states."""
         at = self.pointers(chunk)
-        lasts = [(self.made(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
+        lasts = [(self.output_at(chunk, k, self.number * self.many), name) for k, name in ((1, "hidden"), (2, "other"))]
         return "\n".join(called("po_kept", last, at[name], self.many) for last, name in lasts if last)
 
 
@@ -321,37 +324,38 @@ HEADER, PARTS = "po_recurrent.h", "po_recurrent_parts.h"
 
 
 def _scratch(call: Call) -> int:
-    layer = CLayer.of(call)
+    layer = CLayer.from_call(call)
     floats = {"LSTM": 2 * layer.batch + 4, "GRU": layer.batch + 4, "RNN": layer.batch + 1}[layer.op]
     return floats * layer.size * DTYPE_BYTES["float32"]
 
 
 def _code(call: Call, arguments: Arguments) -> str:
-    layer = CLayer.of(call)
+    layer = CLayer.from_call(call)
     count = 3 if layer.op == "LSTM" else 2
     outputs = [(*arguments.outputs, "", "", "")[k] or "NULL" for k in range(count)]
-    given = (*arguments.inputs, *[""] * 7)
-    # which inputs are the first states
-    firsts = [given[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
+    inputs = (*arguments.inputs, *[""] * 7)
+    # positions of the first states
+    firsts = [inputs[k] or "NULL" for k in {"LSTM": (5, 6), "GRU": (5,), "RNN": (5,)}[layer.op]]
     last = () if layer.op == "LSTM" else (layer.variant,)
     return called(
-        f"po_{layer.op.lower()}", *outputs, *given[:3], given[3] or "NULL", *firsts, arguments.scratch, layer.steps,
+        f"po_{layer.op.lower()}", *outputs, *inputs[:3], inputs[3] or "NULL", *firsts, arguments.scratch, layer.steps,
         layer.batch, layer.ins, layer.size, layer.directions, layer.turned, *last,
     )  # fmt: skip
 
 
 def _tilings(call: Call) -> tuple[Tiling, ...]:
-    """All gates' share of x in one sweep, with the sums of all steps in RAM; then one sweep through r at each step."""
-    layer = CLayer.of(call)
+    """Return the tiling: one sweep through w for all steps, whose sums stay in RAM, then one through r at each step."""
+    layer = CLayer.from_call(call)
     rounds = [turn for direction in range(layer.directions) for turn in _Forwards(layer, direction).rounds()]
-    # a direction's states, its cells or what a reset gate lets through, and its gates
+    # a direction's states, its cells or reset states, and its gates
     scratch = ELEMENT_BYTES * (2 * layer.batch * layer.size + layer.rows * layer.gates)
     return in_rounds(call, rounds, layer.gates, (1, 2), (), scratch)
 
 
 KERNELS: tuple[Kernel, ...] = tuple(
     Kernel(
-        op, _code, refuses=lambda call: f"{call.node.op_type} with peepholes" if call.has(7) else refuses(call),
+        op, _code,
+        refuses=lambda call: f"{call.node.op_type} with peepholes is not supported" if call.has(7) else refuses(call),
         scratch_bytes=_scratch, tilings=_tilings, headers=(HEADER, PARTS),
     )
     for op in GATES

@@ -1,8 +1,8 @@
-"""The activations of recurrent layers, as onnxruntime has them: what they compute, and their slopes.
+"""Activations of recurrent layers with their slopes, and the layers' steps backwards.
 
-With y = f(s), a slope is found from y wherever y tells it. Names are taken in any case, but for RNN, whose kernel wants
-them as ONNX writes them. Where a list of alphas (or betas) is given, activations that have one take theirs in order,
-one direction after the other; what the list doesn't reach has its default.
+Activations are onnxruntime's. With y = f(s), a slope is computed from y where y determines it. Names may have any case,
+except for RNN, whose kernel needs ONNX's spelling. Activations with an alpha (or beta) use the list of alphas in order,
+one direction after the other. Activations beyond the list have their default.
 
 | activation | f | slope | alpha | beta |
 |---|---|---|---|---|
@@ -18,13 +18,12 @@ one direction after the other; what the list doesn't reach has its default.
 | ScaledTanh | alpha tanh(beta s) | beta (alpha - y^2 / alpha) | 0 | 0 |
 | Affine | alpha s + beta | alpha | 0 | 0 |
 
-The defaults of the last two, and of ThresholdedRelu, are onnxruntime's; ONNX has none.
+The defaults of ScaledTanh, Affine and ThresholdedRelu are onnxruntime's; ONNX has none.
 
-The steps of recurrent layers backwards: one direction of an LSTM, a GRU or an RNN.
-
-Only what truly depends on the next step is unrolled, a few small nodes a step; products and derivatives are
-taken for all steps at once, before and after. What many steps leave is joined in runs (`_Pile`), so that
-few small buffers are alive at any time, and laying them out takes time in proportion to the steps.
+The steps go backwards through one direction of an LSTM, a GRU or an RNN. Only operations that depend on the next step
+are unrolled: a few small nodes per step. Products and derivatives are computed for all steps at once, before and after.
+Results of many steps are joined in runs (`_Pile`), so that few small buffers are alive at any time, and laying them out
+takes time in proportion to the steps.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ DEFAULTS: dict[str, tuple[float | None, float | None]] = {
     "LeakyRelu": (0.01, None), "ThresholdedRelu": (0.0, None), "Elu": (1.0, None), "Softsign": (None, None),
     "Softplus": (None, None), "ScaledTanh": (0.0, 0.0), "Affine": (0.0, 0.0),
 }  # fmt: skip
-"""Alpha and beta; None where an activation has none."""
+"""Default alpha and beta; None if an activation has none."""
 
 USUAL = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
-"""Of one direction, where none are named."""
+"""Default activations of one direction."""
 
 
 @dataclass(frozen=True)
 class _Activation:
-    """One of the table above; `alpha` and `beta` are 0 where it has none."""
+    """An activation of the module's table; `alpha` and `beta` are 0 if it has none."""
 
     name: str
     alpha: float = 0.0
@@ -62,24 +61,24 @@ class _Activation:
 
     @property
     def of_sum(self) -> bool:
-        """Says whether `slope` needs the sum."""
-        # their slopes are found from the sum where alpha is negative: then y doesn't tell its sign
+        """Whether `slope` needs the sum."""
+        # for a negative alpha, y doesn't determine the sign of the sum
         return self.name in ("LeakyRelu", "ThresholdedRelu", "Elu") and self.alpha < 0
 
     def value(self, k: OperatorBuilder, s: Tensor) -> Tensor:
-        """f(s)."""
+        """Return f(s)."""
         if self.name == "ScaledTanh":
             return k.mul(k.unary("Tanh", k.mul(s, self.beta)), self.alpha)
         if self.name == "Affine":
             return affine(k, s, self.alpha, self.beta)
-        given: dict[str, object] = {}
+        attributes: dict[str, object] = {}
         for name, default, value in zip(("alpha", "beta"), DEFAULTS[self.name], (self.alpha, self.beta), strict=True):
             if default is not None:
-                given[name] = value
-        return k.unary(self.name, s, **given)
+                attributes[name] = value
+        return k.unary(self.name, s, **attributes)
 
     def slope(self, k: OperatorBuilder, s: Tensor | None, y: Tensor) -> Tensor:
-        """f'(s), of y's shape. `s` may be None unless `of_sum`."""
+        """Return f'(s) in y's shape; `s` may be None unless `of_sum`."""
         where = s if self.of_sum and s is not None else y
         if self.name == "Sigmoid":
             return k.mul(y, affine(k, y, -1.0, 1.0))
@@ -109,16 +108,22 @@ class _Activation:
 
 
 def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
-    """Those of each direction. Raises MissingVjpError for a name that onnxruntime doesn't know, or a wrong count."""
+    """Return the activations of each direction.
+
+    Raises
+    ------
+    MissingVjpError
+        onnxruntime doesn't know a name, or the number of names is wrong.
+    """
     kind = op.node.op_type
     usual = USUAL[kind]
     names = _strings(op.node.attributes.get("activations", ())) or list(usual * directions)
     if len(names) != len(usual) * directions and not (kind == "RNN" and len(names) > directions):
         raise MissingVjpError(
-            f"{op.where}: {len(names)} activations, where {len(usual)} for each direction are wanted; export it again"
+            f"{op.where}: it has {len(names)} activations, but needs {len(usual)} per direction; export it again"
         )
     known = {name.lower(): name for name in DEFAULTS}
-    found: list[_Activation] = []
+    result: list[_Activation] = []
     left = [list(map(float, _numbers(op.node.attributes.get(f"activation_{what}", ())))) for what in ("alpha", "beta")]
     for name in names:
         canonical = known.get(name.lower())
@@ -131,13 +136,13 @@ def activations(op: Primal, directions: int) -> list[tuple[_Activation, ...]]:
             raise MissingVjpError(
                 f"{op.where}: onnxruntime takes the activation {name!r} of an RNN as {canonical!r} only; rename it"
             )
-        given = [
+        coefficients = [
             0.0 if default is None else rest.pop(0) if rest else default
             for default, rest in zip(DEFAULTS[canonical], left, strict=True)
         ]
-        found.append(_Activation(canonical, *given))
+        result.append(_Activation(canonical, *coefficients))
     each = len(usual)
-    return [tuple(found[d * each : (d + 1) * each]) for d in range(directions)]
+    return [tuple(result[d * each : (d + 1) * each]) for d in range(directions)]
 
 
 def _strings(value: object) -> list[str]:
@@ -150,18 +155,20 @@ def _numbers(value: object) -> Sequence[float]:
 
 
 FEW, RUN = 256, 32
-"""So few steps are joined at once; more in runs of so many, each of which is there twice while it is joined."""
+"""Up to FEW steps are joined at once; more steps in runs of RUN, of which two copies exist during the Concat."""
 
 
 @dataclass(frozen=True)
 class Layer:
     """One direction: tensors with their time axis in the order of the steps, steps and batch merged where possible.
 
+    Attributes
+    ----------
     x, y
         [steps batch, inputs] and [steps batch, hidden].
     dy
-        The gradient that reaches the state of each step from outside, [steps batch, hidden], or None. Where sequences
-        end early, it is zero behind their end, and has the gradient of the last state.
+        The gradient of each step's state from outside, [steps batch, hidden], or None. If sequences end early, it is
+        zero behind their end, and includes the gradient of the last state.
     before
         States before each step, [steps batch, hidden].
     w, r
@@ -171,7 +178,7 @@ class Layer:
     last
         Gradient of the last state, [batch, hidden], or None.
     activations
-        Of the gates, of what they let in, and of an LSTM's cell; an RNN's one.
+        Activations of the gates, of the gates' input, and of an LSTM's cell; an RNN has one.
     """
 
     steps: int
@@ -195,14 +202,17 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cell:
-    """Holds what an LSTM has beside its state.
+    """The cell of an LSTM.
 
+    Attributes
+    ----------
     first
         The cell before the first step, [batch, hidden].
     last
         Gradient of the last cell, [batch, hidden], or None.
     ends
-        Where sequences end early, the same at the last step of each and zero elsewhere, [steps batch, hidden]; or None.
+        If sequences end early, the gradient of the last cell at each one's last step and zero elsewhere,
+        [steps batch, hidden]; else None.
     """
 
     first: Tensor
@@ -223,7 +233,7 @@ class FoundSteps:
 
 
 class _Pile:
-    """Tensors of all steps, one after the other along the first axis; `backwards` where the last step comes first."""
+    """Tensors of all steps, joined along the first axis; `backwards` if the last step is added first."""
 
     def __init__(self, k: OperatorBuilder, steps: int, *, backwards: bool) -> None:
         self._k, self._backwards = k, backwards
@@ -232,14 +242,14 @@ class _Pile:
         self._runs: list[Tensor] = []
 
     def add(self, tensor: Tensor) -> None:
-        """One more step."""
+        """Add the tensor of the next step."""
         self._loose.append(tensor)
         if len(self._loose) == self._run:
             self._runs.append(self._joined(self._loose))
             self._loose = []
 
     def whole(self) -> Tensor:
-        """All steps in their order in time."""
+        """Return all steps in their order in time."""
         return self._joined(self._runs + ([self._joined(self._loose)] if self._loose else []))
 
     def _joined(self, parts: Sequence[Tensor]) -> Tensor:
@@ -247,7 +257,7 @@ class _Pile:
 
 
 def _product(k: OperatorBuilder, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """x w' + bias."""
+    """Return x w' + bias."""
     return k.gemm(x, w, bias, trans_b=True)
 
 
@@ -259,8 +269,8 @@ def _step(k: OperatorBuilder, x: Tensor, t: int, batch: int) -> Tensor:
     return k.slice(x, [t * batch], [(t + 1) * batch], [0])
 
 
-def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
-    """The gradient of the state after step t: from Y, and from the next step (or from the last state)."""
+def _state_gradient(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) -> Tensor:
+    """Return the gradient of the state after step t: from Y, and from the next step (or from the last state)."""
     parts = [] if layer.dy is None else [_step(k, layer.dy, t, layer.batch)]
     if later is not None:
         parts.append(later)
@@ -270,15 +280,15 @@ def _arriving(k: OperatorBuilder, layer: Layer, t: int, later: Tensor | None) ->
 
 
 def shifted(k: OperatorBuilder, first: Tensor, each: Tensor) -> Tensor:
-    """Gives what stood before each step, where `each` stands after it and `first` before the first."""
+    """Return the values before each step, from the values after each step and the value before the first."""
     rows, batch = each.shape[0], first.shape[0]
     return first if rows == batch else k.concat([first, k.slice(each, [0], [rows - batch], [0])], 0)
 
 
-def _weights(
+def _weight_gradients(
     k: OperatorBuilder, layer: Layer, inputs: Tensor, recurrent: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """dx, dw, dr, dwb, drb from the gradients of both products."""
+    """Return dx, dw, dr, dwb, drb from the gradients of both products."""
     dwb = column_sum(k, inputs)
     return (
         k.gemm(inputs, layer.w),
@@ -289,14 +299,14 @@ def _weights(
     )
 
 
-def _ended(k: OperatorBuilder, state: Tensor | None) -> Tensor:
+def _require_state(k: OperatorBuilder, state: Tensor | None) -> Tensor:
     if state is None:
-        raise MissingVjpError(f"{k.name}: a sequence of no steps has no gradient")
+        raise MissingVjpError(f"{k.name}: a sequence without steps has no gradient; train on one step or more")
     return state
 
 
 def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
-    """All of one direction of an LSTM, backwards."""
+    """Return the gradients of one direction of an LSTM."""
     steps, batch, hidden = layer.steps, layer.batch, layer.hidden
     sums = k.add(_product(k, layer.x, layer.w, layer.wb), _product(k, layer.before, layer.r, layer.rb))
     gating, entering, leaving = layer.activations
@@ -323,7 +333,7 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
     state, cell = layer.last, inner.last
     gates = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
-        arriving = _arriving(k, layer, t, state)
+        arriving = _state_gradient(k, layer, t, state)
         added_up = [masked(k, arriving, _step(k, through, t, batch)), cell]
         added_up.append(None if inner.ends is None else _step(k, inner.ends, t, batch))
         cell = functools.reduce(k.add, [part for part in added_up if part is not None])
@@ -331,13 +341,13 @@ def lstm_steps(k: OperatorBuilder, layer: Layer, inner: Cell) -> FoundSteps:
         gates.add(gate)
         state = k.gemm(gate, layer.r)
         cell = k.mul(cell, _step(k, f, t, batch))
-    ended = (_ended(k, state), _ended(k, cell))
+    ended = (_require_state(k, state), _require_state(k, cell))
     whole = gates.whole()
-    return FoundSteps(*_weights(k, layer, whole, whole), ended)
+    return FoundSteps(*_weight_gradients(k, layer, whole, whole), ended)
 
 
 def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundSteps:
-    """All of one direction of a GRU, backwards; `linear_first` where the reset gate acts after the product."""
+    """Return the gradients of one direction of a GRU; `linear_first` if the reset gate acts after the product."""
     steps, batch, hidden = layer.steps, layer.batch, layer.hidden
     both = 2 * hidden
     left = _product(k, layer.x, layer.w, layer.wb)
@@ -364,7 +374,7 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
     state = layer.last
     inputs = _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(steps)):
-        arriving = _arriving(k, layer, t, state)
+        arriving = _state_gradient(k, layer, t, state)
         dz, dh = (masked(k, arriving, _step(k, factor, t, batch)) for factor in (to_z, to_h))
         reset = _step(k, r, t, batch)
         back = dh if linear_first else k.gemm(dh, tail)
@@ -375,11 +385,11 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
             state = k.gemm(k.concat([dz, dr, k.mul(dh, reset)], 1), layer.r, kept)
         else:
             state = k.add(k.gemm(k.concat([dz, dr], 1), head, kept), k.mul(back, reset))
-    ended = _ended(k, state)
+    ended = _require_state(k, state)
     whole = inputs.whole()
     if linear_first:
         turned = k.concat([k.slice(whole, [0], [both], [1]), k.mul(_gate(k, whole, 2, hidden), r)], 1)
-        dx, dw, dr_all, dwb, drb = _weights(k, layer, whole, turned)
+        dx, dw, dr_all, dwb, drb = _weight_gradients(k, layer, whole, turned)
     else:
         dx, dw = k.gemm(whole, layer.w), k.gemm(whole, layer.x, trans_a=True)
         dwb = drb = column_sum(k, whole)
@@ -389,7 +399,7 @@ def gru_steps(k: OperatorBuilder, layer: Layer, *, linear_first: bool) -> FoundS
 
 
 def rnn_steps(k: OperatorBuilder, layer: Layer) -> FoundSteps:
-    """All of one direction of an RNN, backwards: its activation's slope is found from Y alone, where Y tells it."""
+    """Return the gradients of one direction of an RNN; the activation's slope comes from Y if Y determines it."""
     (activation,) = layer.activations
     inner: Tensor | None = None
     if activation.of_sum:
@@ -397,9 +407,9 @@ def rnn_steps(k: OperatorBuilder, layer: Layer) -> FoundSteps:
     slope = activation.slope(k, inner, layer.y)
     state, sums = layer.last, _Pile(k, layer.steps, backwards=True)
     for t in reversed(range(layer.steps)):
-        total = masked(k, _arriving(k, layer, t, state), _step(k, slope, t, layer.batch))
+        total = masked(k, _state_gradient(k, layer, t, state), _step(k, slope, t, layer.batch))
         sums.add(total)
         state = k.gemm(total, layer.r)
-    ended = _ended(k, state)
+    ended = _require_state(k, state)
     whole = sums.whole()
-    return FoundSteps(*_weights(k, layer, whole, whole), (ended,))
+    return FoundSteps(*_weight_gradients(k, layer, whole, whole), (ended,))

@@ -1,19 +1,18 @@
-"""LSTM, GRU and RNN, step by step backwards, in one operator for each layer.
+"""Gradients of LSTM, GRU and RNN, step by step backwards, in one operator per layer.
 
-The states before each step are the layer's own outputs, so that all gates are found again by two products
-for the whole sequence, and only what truly depends on the next step is unrolled (`recurrent_steps`): about eight small
-nodes a step, four in an RNN. The derivatives of the gates are prepared for all steps at once. Reads X, the
-weights, and Y; temporaries are about four times the gates of all steps (LSTM: 16, GRU: 12, RNN: 4 numbers for each
-element of Y). The two directions of a bidirectional layer follow one another; the second is the first on reversed
-sequences.
+The states before each step are the layer's own outputs. So two products recompute all gates of the whole sequence, and
+only operations that depend on the next step are unrolled (`poetopt.ops.recurrent.steps`): about eight small nodes per
+step, four in an RNN. The derivatives of the gates are computed for all steps at once. The operator reads X, the weights
+and Y. Temporaries are about four times the gates of all steps (LSTM: 16, GRU: 12, RNN: 4 numbers per element of Y). The
+two directions of a bidirectional layer follow one another; the second is the first on reversed sequences.
 
-Where sequences of a batch end early (`sequence_lens`), their gradient starts at the last step: of Y it has nothing
-behind the end, and that of the last state is added there. All steps behind then only pass on zeros, so that the
-weights get nothing from them. The second direction reverses each sequence by itself.
+If sequences of a batch end early (`sequence_lens`), their gradient starts at their last step: the gradient of Y is 0
+behind the end, and the last state's is added at the end. Steps behind the end pass on zeros, so that they don't change
+the weights' gradients. The second direction reverses each sequence separately.
 
-Since every step is a few nodes, a layer of more than 4,096 steps is refused.
+As every step has a few nodes, a layer of more than 4,096 steps is refused.
 
-No rule for peepholes, clipping, coupled gates, or layout 1. Activations: see `recurrent_activations`.
+Peepholes, clipping, coupled gates and layout 1 have no rule. `poetopt.ops.recurrent.steps` lists the activations.
 """
 
 from __future__ import annotations
@@ -52,10 +51,10 @@ declare("RNN", op=layer(flops=flops.rnn, attributes=sizes, workspace=kernels.rnn
 
 
 _MOST_STEPS = 4096
-"""About 15 nodes a step and direction: 5 s to differentiate and cost; running them takes minutes to prepare."""
+"""At about 15 nodes per step and direction, differentiation and costs take 5 s, and preparing a run takes minutes."""
 
 
-def _refuse(op: Primal) -> None:
+def _check_supported(op: Primal) -> None:
     node = op.node
     reasons = {
         "peepholes": op.has(7),
@@ -63,8 +62,8 @@ def _refuse(op: Primal) -> None:
         "coupled gates": bool(op.attr_int("input_forget", 0)),
         "layout 1": bool(op.attr_int("layout", 0)),
     }
-    for reason, there in reasons.items():
-        if there:
+    for reason, is_present in reasons.items():
+        if is_present:
             raise MissingVjpError(f"{op.where}: there is no gradient rule for {reason}; train a plain layer instead")
     if op.x.shape[0] > _MOST_STEPS:
         raise ModelError(
@@ -73,13 +72,13 @@ def _refuse(op: Primal) -> None:
         )
 
 
-def _fits(op: Primal, gates: int) -> None:
-    """Raise ModelError where an operand hasn't the shape that the others imply: type inference doesn't compare them."""
+def _check_shapes(op: Primal, gates: int) -> None:
+    """Raise ModelError if shapes of operands contradict each other: type inference doesn't compare them."""
     _, batch, width = op.x.shape
     hidden = op.input(2).shape[-1]
     directions = 2 if op.attr_text("direction", "forward") == "bidirectional" else 1
     state = (directions, batch, hidden)
-    wanted = {
+    expected = {
         1: (directions, gates * hidden, width),
         2: (directions, gates * hidden, hidden),
         3: (directions, 2 * gates * hidden),
@@ -87,7 +86,7 @@ def _fits(op: Primal, gates: int) -> None:
         5: state,
         6: state,
     }
-    for place, shape in wanted.items():
+    for place, shape in expected.items():
         if op.has(place) and op.input(place).shape != shape:
             raise ModelError(
                 f"{op.where}: input {place} has the shape {list(op.input(place).shape)}, which should be {list(shape)} "
@@ -101,12 +100,14 @@ def _fits(op: Primal, gates: int) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Says where the sequences of a batch end.
+    """The ends of the sequences of a batch.
 
+    Attributes
+    ----------
     steps
-        Steps of each sequence, int64 [batch].
+        Number of steps of each sequence, int64 [batch].
     within, last
-        1 at the steps of each sequence, and at the last of them; 0 elsewhere. [steps, batch, 1].
+        1 at the steps of each sequence, and at its last step; 0 elsewhere. [steps, batch, 1].
     """
 
     steps: Tensor
@@ -114,13 +115,13 @@ class Lengths:
     last: Tensor
 
     def outside(self, k: OperatorBuilder, dy: Tensor | None, last: Tensor | None) -> Tensor | None:
-        """The gradient of each step's state [steps, batch, hidden], of Y's and of the last state's."""
+        """Return the gradient of each step's state [steps, batch, hidden], from that of Y and of the last state."""
         parts = [k.mul(each, t) for each, t in ((self.within, dy), (self.last, last)) if t is not None]
         return k.add(*parts) if len(parts) == 2 else parts[0] if parts else None
 
 
 def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
-    """None where all sequences are as long as X."""
+    """Return the ends of sequences; None if all are as long as X."""
     steps, batch, _ = op.x.shape
     known = op.value(4)
     if not op.has(4) or (known is not None and bool(np.all(np.asarray(known) == steps))):
@@ -136,23 +137,23 @@ def _lengths(op: Primal, k: OperatorBuilder) -> Lengths | None:
 @register_vjp("LSTM", since=7)
 @register_vjp("RNN", since=7)
 def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
-    """See above, with f and h Tanh where nothing else is said.
+    """Return all gradients of a layer; f and h are Tanh by default.
 
     LSTM: gates i, o, f, g, C = f C_before + i g, Y = o h(C). GRU: gates z, r and the candidate h,
     Y = (1 - z) h + z Y_before; r acts before or after the recurrent product. RNN: Y = f(W X + R Y_before + biases).
     """
     states = 2 if op.node.op_type == "LSTM" else 1
-    _refuse(op)
-    _fits(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
+    _check_supported(op)
+    _check_shapes(op, {"LSTM": 4, "GRU": 3, "RNN": 1}[op.node.op_type])
     k = op.emit("grad_input")
     x, w, r = op.x, op.input(1), op.input(2)
     steps, batch, width = x.shape
     directions, _, hidden = r.shape
-    chosen = activations(op, directions)
+    functions = activations(op, directions)
     y = _sequence(op, k)
     lengths = _lengths(op, k)
-    given = (*cotangents, None, None, None)[:3]
-    found: list[FoundSteps] = []
+    output_gradients = (*cotangents, None, None, None)[:3]
+    results: list[FoundSteps] = []
     for d in range(directions):
         turned = d == 1 or op.attr_text("direction", "forward") == "reverse"
 
@@ -172,8 +173,8 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
         ys = flat(reverse(one(y, 1)))
         bias = one(op.input(3), 0) if op.has(3) else None
         half = r.shape[1]
-        dy = None if given[0] is None else reverse(one(given[0], 1))
-        last, last_cell = (None if t is None else one(t, 0) for t in given[1:])
+        dy = None if output_gradients[0] is None else reverse(one(output_gradients[0], 1))
+        last, last_cell = (None if t is None else one(t, 0) for t in output_gradients[1:])
         ends: Tensor | None = None
         if lengths is not None:
             dy, last = lengths.outside(k, dy, last), None
@@ -183,7 +184,7 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
             one(w, 0), one(r, 0),
             None if bias is None else k.slice(bias, [0], [half], [0]),
             None if bias is None else k.slice(bias, [half], [2 * half], [0]),
-            last, chosen[d],
+            last, functions[d],
         )  # fmt: skip
         if op.node.op_type == "LSTM":
             result = lstm_steps(k, layer, Cell(start[1], last_cell, None if ends is None else flat(ends)))
@@ -192,27 +193,27 @@ def recurrent(op: Primal, cotangents: Cotangents) -> Gradients:
         else:
             result = rnn_steps(k, layer)
         dx = reverse(k.reshape(result.dx, (steps, batch, width)))
-        found.append(FoundSteps(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
+        results.append(FoundSteps(dx, result.dw, result.dr, result.dwb, result.drb, result.states))
 
     def stacked(parts: Sequence[Tensor]) -> Tensor:
         return k.concat([k.reshape(part, (1, *part.shape)) for part in parts], 0)
 
-    dx = found[0].dx if directions == 1 else k.add(found[0].dx, found[1].dx)
-    biases = stacked([k.concat([f.dwb, f.drb], 0) for f in found]) if op.need(3) else None
-    initial = [stacked([f.states[s] for f in found]) if op.need(5 + s) else None for s in range(states)]
-    weights = [stacked([getattr(f, name) for f in found]) for name in ("dw", "dr")]
+    dx = results[0].dx if directions == 1 else k.add(results[0].dx, results[1].dx)
+    biases = stacked([k.concat([f.dwb, f.drb], 0) for f in results]) if op.need(3) else None
+    initial = [stacked([f.states[s] for f in results]) if op.need(5 + s) else None for s in range(states)]
+    weights = [stacked([getattr(f, name) for f in results]) for name in ("dw", "dr")]
     if lengths is None and op.outputs and op.outputs[0] is not None:
         operands = [op.input(place) if op.has(place) else None for place in (0, 1, 2, 3)]
         firsts = [op.input(5 + s) if s < states and op.has(5 + s) else None for s in range(2)]
-        read = [*operands, None, *firsts, y, *given]
-        wanted = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
-        made = [tensor if op.need(place) else None for tensor, place in wanted]
-        k.amounts_to(f"{op.node.op_type}.gradient", read, made, **op.node.attributes)
+        read = [*operands, None, *firsts, y, *output_gradients]
+        candidates = zip((dx, *weights, biases, *initial), (0, 1, 2, 3, 5, 6), strict=False)
+        gradients = [tensor if op.need(place) else None for tensor, place in candidates]
+        k.amounts_to(f"{op.node.op_type}.gradient", read, gradients, **op.node.attributes)
     return dx, *weights, biases, None, *initial
 
 
 def _sequence(op: Primal, k: OperatorBuilder) -> Tensor:
-    """Y; where the model does not ask for it, the layer runs again."""
+    """Return Y; the layer runs again if the model doesn't output it."""
     if op.outputs and op.outputs[0] is not None:
         return op.output(0)
     steps, batch, _ = op.x.shape

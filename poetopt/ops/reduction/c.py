@@ -31,7 +31,9 @@ def _refuses(call: Call) -> str | None:
         call.input(0).dtype,
         ("float32", "int64", "int32") if call.node.op_type == "ReduceSum" else ("float32",),
     )
-    return None if dtype in types else f"{call.node.op_type} of {dtype}: it has {', '.join(types)}"
+    return (
+        None if dtype in types else f"{call.node.op_type} of {dtype} is not supported (supported: {', '.join(types)})"
+    )
 
 
 def _axes(call: Call) -> tuple[int, ...]:
@@ -44,25 +46,29 @@ def _axes(call: Call) -> tuple[int, ...]:
 
 
 def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
-    """Gives what writes the C of a reduction.
+    """Return the writer of a reduction's C.
 
+    Parameters
+    ----------
     first
-        What each partial result begins with.
+        Initial value of each partial result.
     term, joined
-        What takes in an element {x}, and another partial result {p}; {s} is the result so far.
+        C expressions that add an element {x}, and another partial result {p}, to the result so far {s}.
     last
-        What the result becomes.
+        C expression of the final result.
     """
 
     def code(call: Call, arguments: Arguments) -> str:
         x, y = call.input(0), call.output()
         axes, kind = _axes(call), C_TYPES[x.dtype]
-        own = strides_of(x.shape)
+        x_strides = strides_of(x.shape)
         kept = [axis for axis in range(len(x.shape)) if axis not in axes]
         outer = [x.shape[axis] for axis in kept]
-        outer_axes, outer_strides = merged(outer, {"x": tuple(own[axis] for axis in kept), "y": strides_of(outer)})
+        outer_axes, outer_strides = merged(
+            outer, {"x": tuple(x_strides[axis] for axis in kept), "y": strides_of(outer)}
+        )
         inner = sorted(axes)
-        lengths, steps = merged([x.shape[axis] for axis in inner], {"x": tuple(own[axis] for axis in inner)})
+        lengths, steps = merged([x.shape[axis] for axis in inner], {"x": tuple(x_strides[axis] for axis in inner)})
         lengths, strides = (lengths or (1,)), (steps["x"] or (0,))
         where = index(outer_strides["x"])
         *before, length = range(len(lengths))
@@ -87,10 +93,13 @@ def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
 
 
 def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks along the first axis of more than one: of what stays, or of what is reduced where all else is behind."""
+    """Return a function for the tiling along the first axis of more than one step.
+
+    It is a kept axis, or a reduced axis if all kept axes are behind it.
+    """
 
     def summed(call: Call, arguments: Arguments, begin: str, terms: int) -> str:
-        """Rows join the part so far of each column, in the scratch; whole parts join the result."""
+        """Return C that adds rows to each column's part in the scratch, and whole parts to the result."""
         rows, columns = call.input(0).size // call.output().size, call.output().size
         row = f"r + {begin}" if begin != "0" else "r"
         result = last.format(s="y[k]", n=c_float(1.0 / terms))

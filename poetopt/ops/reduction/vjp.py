@@ -40,7 +40,7 @@ declare("ReduceSumSquare", op=reduction(flops=(2, 0), sums=True, range=(0.0, mat
 
 
 def reduced_axes(op: Primal) -> tuple[int, ...]:
-    """The axes that a reduction sums over: an attribute in older opsets, an input in newer ones."""
+    """Return the axes that a reduction sums over: an attribute in older opsets, an input in newer ones."""
     rank = len(op.x.shape)
     axes = op.attr_ints("axes")
     if axes is None and op.has(1):
@@ -51,18 +51,18 @@ def reduced_axes(op: Primal) -> tuple[int, ...]:
 
 
 def kept_shape(op: Primal) -> tuple[int, ...]:
-    """The input's shape with reduced axes of length one."""
+    """Return the input's shape with reduced axes of length one."""
     axes = reduced_axes(op)
     return tuple(1 if axis in axes else d for axis, d in enumerate(op.x.shape))
 
 
 def _shared(k: OperatorBuilder, op: Primal, dy: Tensor, factor: float) -> Tensor:
-    """A share of the gradient of its sum for every element."""
+    """Return for every element the gradient of its sum times `factor`."""
     return k.expand(k.reshape(k.mul(dy, factor), kept_shape(op)), op.x.shape)
 
 
 def _extreme(k: OperatorBuilder, op: Primal, dy: Tensor, axes: Sequence[int]) -> Tensor:
-    """Elements that equal the result share its gradient evenly. Reads X and Y; two temporaries."""
+    """Share the gradient evenly among elements that equal the result. It reads X and Y; two temporaries."""
     shape = tuple(1 if axis in axes else d for axis, d in enumerate(op.x.shape))
     mask = k.cast(k.compare("Equal", op.x, k.reshape(op.y, shape)), dy.dtype)
     winners = k.reduce_sum(mask, axes)
@@ -79,14 +79,14 @@ SINGLE: Mapping[str, Single] = {
 
 
 def _product(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """dX = dY times the product of all others, also where there are zeros. Reads X; three temporaries.
+    """Return dX = dY times the product of all other elements, exact with zeros. It reads X; three temporaries.
 
-    With X' = X, its zeros replaced by ones: the product of X' divided by X', where no other element is zero.
+    X' is X with ones for its zeros. The product of X' is divided by X' where no other element is zero.
     """
     x, axes = op.x, reduced_axes(op)
     zeros = k.cast(k.compare("Equal", x, 0.0), x.dtype)
     filled = k.add(x, zeros)
-    if not axes:  # an empty list would mean all of them
+    if not axes:  # for ONNX an empty list means all axes
         whole = filled
     elif k.graph.opset >= 18:
         whole = k.node("ReduceProd", [filled, k.graph.ints(axes)], dy.shape, x.dtype)
@@ -105,7 +105,7 @@ OF_KEPT: Mapping[str, Callable[[OperatorBuilder, Primal, Tensor, Tensor], Tensor
     "ReduceLogSumExp": lambda k, op, dy, y: k.mul(k.unary("Exp", k.sub(op.x, y)), dy),
     "ReduceProd": lambda k, op, dy, y: _product(k, op, dy),
 }
-"""dX of dY and Y with the reduced axes of length one."""
+"""Rules for dX from dY and Y whose reduced axes have length one."""
 
 
 def _of_kept(name: str) -> Single:
@@ -122,6 +122,6 @@ for _op, _rule in (*SINGLE.items(), *((name, _of_kept(name)) for name in OF_KEPT
 
 @single("CumSum", since=11)
 def running_sum(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
-    """The running sum of dY from the other end. Reads nothing; no temporary."""
+    """Return the running sum of dY from the other end. It reads only dY; no temporary."""
     settings: dict[str, object] = {"exclusive": op.attr_int("exclusive", 0), "reverse": 1 - op.attr_int("reverse", 0)}
     return k.node("CumSum", [dy, op.input(1)], dy.shape, dy.dtype, **settings)

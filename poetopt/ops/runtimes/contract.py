@@ -1,8 +1,8 @@
-"""The contract of a runtime: what it takes of RAM to run operators, and what its kernels may write over.
+"""The contract of a runtime: the RAM that it needs to run operators, and the operands that its kernels may overwrite.
 
-The planner asks a runtime for nothing else. Passes ask which operands are written over, the cost model for
-workspaces and the reserve, a step for the places inside a workspace. A runtime answers from shapes alone: it runs
-nothing, and its library need not be installed.
+The planner asks a runtime for nothing else. Passes ask which operands may be overwritten. The cost model asks for
+workspaces and the reserve. A training step asks for the offsets inside a workspace. A runtime answers from shapes
+alone: it runs nothing, and its library need not be installed.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ if TYPE_CHECKING:
 Operands = Sequence[Tensor | None]
 """The inputs of a node in order, None for an absent one."""
 STORED = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.CONSTANT})
-"""The roles of what begins on storage, where it isn't in RAM for good."""
+"""Roles of tensors that lie on storage at the beginning of a step, unless they stay in RAM."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerLayout:
-    """An operator's workspace in detail.
+    """Layout of an operator's workspace.
 
+    Attributes
+    ----------
     storage
-        Which tensor names the storage of each that shares another's. It maps a tensor to an output or an input of the
-        operator where the group has one, else to a temporary.
+        The tensor that names the storage of each tensor that shares another's. It is an output or an input of the
+        operator if the group has one, else a temporary.
     offsets
-        Where each temporary starts in the workspace. Temporaries that share storage share the offset; those that
-        share an output's or an input's storage are not here.
+        Offset of each temporary in the workspace. Temporaries that share storage share the offset; those that share an
+        output's or an input's storage are left out.
     temporaries_bytes
-        Size of the workspace: the end of the last temporary.
+        Size of the workspace in bytes: the end of the last temporary.
     kernel_bytes
-        For each node, the most that its kernel allocates beside the arena.
+        For each node, the most bytes that its kernel allocates beside the arena.
     kernel_offsets, total_bytes
-        Were the kernels to allocate in the workspace too: where, beside the temporaries alive, and the end of it all.
+        Offsets of the kernels' memory beside the temporaries alive, and the size of the workspace, if kernels allocated
+        in the workspace too.
     kept_bytes
-        What its kernels keep from step to step (a random generator's state): a part of the resident region.
+        Bytes that its kernels keep from step to step (a random generator's state): a part of the resident region.
     """
 
     storage: Mapping[str, str]
@@ -53,21 +56,23 @@ class InnerLayout:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeVariant:
-    """One way in which a runtime can run an operator.
+    """One variant in which a runtime can run an operator.
 
+    Attributes
+    ----------
     name
-        What reports call it.
+        Its name in reports.
     workspace
-        What it takes of RAM beside what is in RAM while it runs.
+        RAM that it needs beside the operands that are in RAM while it runs.
     streamed_in, streamed_out
-        Inputs and outputs of the operator that go between storage and kernel chunk by chunk, and are never whole in
-        RAM. What it updates is among the inputs: old chunks are read, and new ones written over them.
+        Inputs and outputs of the operator that move between storage and kernel chunk by chunk, and are never whole in
+        RAM. A tensor that it updates is among the inputs: old chunks are read, and new ones written over them.
     reads, writes
-        Transfers of one run: bytes, and how many there are of so many bytes.
+        Transfers of one run: pairs of bytes and the number of transfers of that size.
     reads_of
-        The same of `reads` for each streamed input by itself.
+        `reads` of each streamed input.
     detail
-        What the runtime's own code generator writes it from.
+        Data for the runtime's own code generator.
     """
 
     name: str
@@ -81,48 +86,54 @@ class RuntimeVariant:
 
     @property
     def read_bytes(self) -> int:
-        """All that one run reads from storage."""
+        """Bytes that one run reads from storage."""
         return sum(nbytes * count for nbytes, count in self.reads)
 
     @property
     def written_bytes(self) -> int:
-        """All that one run writes there."""
+        """Bytes that one run writes to storage."""
         return sum(nbytes * count for nbytes, count in self.writes)
 
 
 class NodeKernels(Protocol):
     """The kernels that run an operator node by node.
 
+    Attributes
+    ----------
     alignment
-        Bytes that every buffer in the arena starts at a multiple of.
+        Every buffer in the arena starts at a multiple of so many bytes.
     """
 
     alignment: int
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Says which inputs of `node` its kernel may write its output over, by position; empty where none.
+        """Return the positions of the inputs that the kernel of `node` may overwrite with its output; often none.
 
-        Results must be the same bits as with an output of its own. Sizes are the caller's to compare: only an input of
-        the output's size is written over, and only where nobody reads it afterwards.
+        Results must be the same bits as in a separate output. The caller compares sizes: only an input of the output's
+        size is overwritten, and only if no later node reads it.
         """
         ...
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """Most bytes that the kernel of one node allocates at once, beside the arena.
+        """Return the most bytes that the kernel of one node allocates at once, beside the arena.
 
+        Parameters
+        ----------
         inputs, outputs
-            What the node reads, and the outputs that it has, in order.
+            The operands of the node, and the outputs that are present, in order.
         """
         ...
 
 
 class Runtime(NodeKernels, Protocol):
-    """The RAM that a runtime takes, and what its kernels may do.
+    """The RAM that a runtime needs, and the operands that its kernels may overwrite.
 
+    Attributes
+    ----------
     name
-        As device files call it.
+        Its name in device files.
     rows_of_parts
-        Whether the rows that all parts of a batch use are known before the first one.
+        Whether the rows that all parts of a batch use are known before the first part.
     """
 
     name: str
@@ -130,19 +141,25 @@ class Runtime(NodeKernels, Protocol):
 
     @property
     def version(self) -> str:
-        """The version of the kernels that its answers are of."""
+        """Version of the kernels that the answers describe."""
         ...
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
-        """Says where the temporaries of an operator lie while it runs.
+        """Return where the temporaries of an operator lie while it runs.
 
+        If an operator runs node by node, this is `poetopt.ops.runtimes.workspace.node_by_node`.
+
+        Parameters
+        ----------
         tensors
-            All tensors of the graph by name, the operator's temporaries among them.
+            All tensors of the graph by name, with the operator's temporaries.
         alignment
-            Every offset is a multiple of it; the runtime's own by default.
+            Every offset is a multiple of it; by default the runtime's own.
 
-        Where an operator runs node by node, this is `poetopt.ops.runtimes.workspace.node_by_node`. Raises `ModelError`
-        where a node names a tensor that `tensors` lacks.
+        Raises
+        ------
+        ModelError
+            If a node names a tensor that `tensors` lacks.
         """
         ...
 
@@ -157,47 +174,49 @@ class Runtime(NodeKernels, Protocol):
         values: Mapping[str, Array] | None = None,
         block_bytes: int = 1,
     ) -> Iterable[RuntimeVariant]:
-        """The ways to run an operator; the first is plain: it streams nothing, and its workspace is `workspace`.
+        """Yield the variants of an operator. The first is plain: it streams nothing; its workspace is `workspace`.
 
+        The list is short, and the same for each storage with such blocks: a plan names a variant by its position.
+
+        Parameters
+        ----------
         movable
-            What may be on storage, by the operator's names: nothing else is streamed.
+            Operands that may be on storage, by the operator's names; nothing else is streamed.
         listed
-            Tables by rows, which may be, too; their rows lie here and there, and each is a transfer of its own.
+            Tables kept by rows that may be on storage, too. Their rows are scattered, so that each is one transfer.
         values
-            Constants by name, where they are known.
+            Known constants by name.
         block_bytes
-            Of the storage.
-
-        A short list, and the same for each storage of such blocks: a plan names one by its place.
+            Size of a block of the storage in bytes.
         """
         ...
 
     def reserve_bytes(self, kernels: int) -> int:
-        """Gives what is set aside beside the arena for the whole step where no kernel allocates more than `kernels`."""
+        """Return the bytes to reserve beside the arena for the step, if no kernel allocates more than `kernels`."""
         ...
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Gives what it may have no kernels for, in words."""
+        """Return notes on parts of the network for which the runtime may lack kernels."""
         ...
 
-    # What follows has an answer for runtimes that keep nothing of their own: a class of this one has it.
+    # The methods below have defaults for runtimes that keep no data of their own; subclasses inherit them.
 
     def block_bytes(self, unit: int) -> int:
-        """Bytes that it moves at once to and from a storage of blocks of `unit` bytes."""
+        """Return the bytes that the runtime moves at once to and from a storage of blocks of `unit` bytes."""
         return 1
 
     def row_numbers_bytes(self, count: int) -> int:
-        """Bytes kept of a table by rows, of which a batch uses `count` at most."""
+        """Return the bytes kept of a table by rows, of which a batch uses at most `count`."""
         return 0
 
     def losses_bytes(self, graph: TrainingGraph) -> int:
-        """Bytes kept of a batch in parts for the losses of those that have run."""
+        """Return the bytes kept for the losses of the parts of a batch that have run."""
         return 0
 
 
 @runtime_checkable
 class TakesOver(Protocol):
-    """A runtime that can write an output over an input that nobody reads afterwards."""
+    """A runtime that can write an output over an input that no later operator reads."""
 
     def taking(
         self,
@@ -208,8 +227,14 @@ class TakesOver(Protocol):
         takes: tuple[str, str],
         values: Mapping[str, Array] | None = None,
     ) -> RuntimeVariant | None:
-        """The operator with an output over an input of the same size (`takes`: both by name); None where it can't.
+        """Return the variant of an operator that writes an output over an input; None if there is none.
 
-        The input is gone then, and results are the bits of the plain operator. `values` are constants by name.
+        Parameters
+        ----------
+        takes
+            Names of the input and the output, which have the same size. The input is gone afterwards. Results are the
+            bits of the plain operator.
+        values
+            Known constants by name.
         """
         ...

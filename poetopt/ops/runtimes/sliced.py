@@ -1,9 +1,9 @@
-"""An operator that runs slice by slice, as data: what runs once before, for each slice, and once behind.
+"""An operator that runs slice by slice, as data: nodes that run once before, for each slice, and once behind.
 
-A loop goes over one axis of some of the operator's tensors, a chunk of it at a time. Of what goes through the loop and
-lies elsewhere, on storage or in pieces in RAM, a slice has a buffer in the workspace: `fetch` and `store` are the nodes
-that fill it and empty it. Rows of a table on storage are read one by one (`fetch_rows`) or as one run (`fetch_run`),
-and written over those of a slice (`put_rows`).
+A loop goes over one axis of some of the operator's tensors, one chunk at a time. A tensor of the loop that lies on
+storage, or in separate runs in RAM, has a buffer for one slice in the workspace. The nodes `fetch` and `store` fill the
+buffer and empty it. Rows of a table on storage are read one by one (`fetch_rows`) or as one run (`fetch_run`), and
+written over those of a slice (`put_rows`).
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ FETCH, STORE, FETCH_ROWS, PUT_ROWS = "Fetch", "Store", "FetchRows", "PutRows"
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Holds what a step of the loop takes of a tensor: so many positions (`per`) of one axis."""
+    """The part of a tensor that one step of the loop covers: `per` positions of one axis."""
 
     axis: int
     per: int = 1
 
     def pieces(self, tensor: Tensor) -> int:
-        """Says how many runs of bytes a slice is."""
+        """Return the number of runs of bytes of a slice."""
         return prod(tensor.shape[: self.axis])
 
     def unit_bytes(self, tensor: Tensor) -> int:
-        """Bytes of one step in one piece."""
+        """Return the bytes of one step in one run."""
         return bytes_of_elements(self.per * prod(tensor.shape[self.axis + 1 :]), tensor.dtype)
 
     def slice(self, tensor: Tensor, count: int) -> Tensor:
-        """A slice of so many steps."""
+        """Return a slice of `count` steps."""
         shape = tensor.shape
         return replace(tensor, shape=(*shape[: self.axis], count * self.per, *shape[self.axis + 1 :]))
 
 
 @dataclass(frozen=True, slots=True)
 class SliceWindow:
-    """The bytes of a slice in its whole tensor: pieces of `nbytes`, the first at `start`, `apart` from each other."""
+    """The bytes of a slice in its tensor: runs of `nbytes`, the first at `start`, their begins `apart` bytes apart."""
 
     start: int
     nbytes: int
@@ -53,19 +53,21 @@ class SliceWindow:
 class Sliced:
     """An operator in a loop.
 
+    Attributes
+    ----------
     extent, chunk
-        Steps of the loop, and of each chunk; the last one may have fewer.
+        Steps of the loop, and of each chunk; the last chunk may have fewer.
     cuts
-        How each tensor that goes through the loop is cut, by name.
+        The cut of each tensor of the loop, by name.
     before, each, behind
-        The nodes that run once, for each chunk, and once.
+        The nodes that run once before the loop, for each chunk, and once behind it.
     further
-        By what it writes: what runs instead of a node of `each` from the second chunk on. It adds to what the node
-        wrote. Both see their operands as matrices.
+        Nodes that replace a node of `each` from the second chunk on, by their output. They add to that output. Both
+        nodes see their operands as matrices.
     buffered
-        The operands whose slices have a buffer; those of `streamed` are on storage, the others in RAM.
+        The operands whose slices have a buffer. Those of `streamed` are on storage, the others in RAM.
     layout
-        Where temporaries and buffers lie. Its figures of kernels are of `before`, then `each`, then `behind`.
+        Offsets of temporaries and buffers. Its figures of kernels are those of `before`, then `each`, then `behind`.
     """
 
     extent: int
@@ -80,57 +82,57 @@ class Sliced:
     further: Mapping[str, Node] = field(default_factory=dict)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Begin and steps of each chunk."""
+        """Yield begin and number of steps of each chunk."""
         for begin in range(0, self.extent, self.chunk):
             yield begin, min(self.chunk, self.extent - begin)
 
     def window(self, tensor: Tensor, begin: int, count: int) -> SliceWindow:
-        """Says where a slice lies in its tensor."""
+        """Return the bytes of a slice in its tensor."""
         cut = self.cuts[tensor.name]
         unit, pieces = cut.unit_bytes(tensor), cut.pieces(tensor)
         return SliceWindow(begin * unit, count * unit, pieces, self.extent * unit if pieces > 1 else 0)
 
     def shapes(self, node: Node, tensors: Mapping[str, Tensor], count: int) -> Mapping[str, Tensor]:
-        """The tensors that a node of `each` names, as large as it sees them in a chunk of so many steps."""
-        found = {n: tensors[n] for n in (*node.inputs, *node.outputs) if n}
-        found.update((n, self.cuts[n].slice(t, count)) for n, t in found.items() if n in self.cuts)
+        """Return the tensors of a node of `each`, with the shapes that they have in a chunk of `count` steps."""
+        shapes = {n: tensors[n] for n in (*node.inputs, *node.outputs) if n}
+        shapes.update((n, self.cuts[n].slice(t, count)) for n, t in shapes.items() if n in self.cuts)
         if node.outputs and node.outputs[0] in self.further:
-            found = {n: as_matrix(t) for n, t in found.items()}
-        return found
+            shapes = {n: as_matrix(t) for n, t in shapes.items()}
+        return shapes
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """The tensor with all axes but the last as one; one without as it is."""
+    """Return the tensor with all axes but the last merged into one; a tensor of fewer than three axes is unchanged."""
     shape = tensor.shape
     return replace(tensor, shape=(prod(shape[:-1]), shape[-1])) if len(shape) > 2 else tensor
 
 
 def fetch(name: str) -> Node:
-    """Gives what brings a slice into its buffer."""
+    """Return the node that reads a slice into its buffer."""
     return Node(FETCH, (), (name,), domain=OWN_DOMAIN)
 
 
 def store(name: str) -> Node:
-    """Gives what takes a slice from its buffer to where it belongs."""
+    """Return the node that writes a slice from its buffer to its tensor."""
     return Node(STORE, (name,), (), domain=OWN_DOMAIN)
 
 
 def fetch_rows(table: str, ids: str, rows: str) -> Node:
-    """Gives what reads the rows `ids` of a table on storage."""
+    """Return the node that reads the rows `ids` of a table on storage."""
     return Node(FETCH_ROWS, (ids,), (rows,), {"table": table}, domain=OWN_DOMAIN)
 
 
 def fetch_run(table: str, begin: int, rows: str) -> Node:
-    """Gives what reads the rows of a table on storage from `begin` on, as many as `rows` has."""
+    """Return the node that reads as many rows of a table on storage as `rows` has, from `begin` on."""
     return Node(FETCH_ROWS, (), (rows,), {"table": table, "begin": begin}, domain=OWN_DOMAIN)
 
 
 def run_window(node: Node, tensors: Mapping[str, Tensor]) -> SliceWindow:
-    """The bytes of a table that such a node reads."""
+    """Return the bytes of a table that a node of `fetch_run` reads."""
     rows, begin = tensors[node.outputs[0]], int(str(node.attributes["begin"]))
     return SliceWindow(begin * (rows.nbytes // rows.shape[0]), rows.nbytes)
 
 
 def put_rows(node: Node) -> Node:
-    """A ScatterND of whole rows, of which those within a slice are written."""
+    """Return a node that writes those rows of a ScatterND of whole rows that lie within a slice."""
     return Node(PUT_ROWS, node.inputs, node.outputs, domain=OWN_DOMAIN)

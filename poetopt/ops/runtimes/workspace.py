@@ -1,13 +1,14 @@
 """The workspace of an operator whose nodes a runtime runs one after another.
 
-Two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena, as the operator's workspace:
-each lives from the node that writes it to the last that reads it, and they are packed like any other
-buffers. Where the runtime allows it (`Runtime.in_place`), a node writes over an operand that nobody reads after it: a
-chain of element-wise nodes needs one buffer, the operator's output where it ends in one. Until an output is written,
-its bytes hold temporaries that are done with by then. What a node's kernel
-allocates itself (`Runtime.kernel_bytes`), while that node runs, comes beside the arena (`Problem.reserve_bytes` is the
-most that any operator's kernels do); the layout says also where in a larger workspace it would fit, for a runtime that
-can be told.
+There are two kinds of bytes. The temporaries that its nodes pass to one another lie in the arena: they are the
+operator's workspace. Each lives from the node that writes it to the last node that reads it, and they are packed like
+other buffers. Where the runtime allows it (`Runtime.in_place`), a node overwrites an operand that no later node reads:
+a chain of element-wise nodes needs one buffer, which is the operator's output if the chain ends in one. Until an output
+is written, its bytes hold temporaries that are no longer read by then.
+
+The bytes that a node's kernel allocates while it runs (`Runtime.kernel_bytes`) lie beside the arena.
+`Problem.reserve_bytes` covers the most that any operator's kernels allocate. The layout also has offsets for them in a
+larger workspace, for a runtime whose kernels can use memory that is passed to them.
 """
 
 from __future__ import annotations
@@ -25,20 +26,25 @@ from poetopt.ops.runtimes.contract import InnerLayout, NodeKernels
 def node_by_node(
     runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None
 ) -> InnerLayout:
-    """Says where the temporaries and the kernels' memory of an operator lie: what `Runtime.workspace` is asked for.
+    """Lay out the temporaries and the kernels' memory of an operator, as `Runtime.workspace` returns them.
 
+    Parameters
+    ----------
     runtime
-        Whose kernels run the nodes: what they allocate and what they write over are its answers.
+        Source of the bytes that kernels allocate and of the operands that they overwrite.
     tensors
-        All tensors of the graph by name, the operator's temporaries among them.
+        All tensors of the graph by name, with the operator's temporaries.
     alignment
-        Every offset is a multiple of it; the runtime's own by default.
+        Every offset is a multiple of it; by default the runtime's own.
 
-    Raises `ModelError` where a node names a tensor that `tensors` lacks.
+    Raises
+    ------
+    ModelError
+        If a node names a tensor that `tensors` lacks.
     """
     alignment = runtime.alignment if alignment is None else alignment
     if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:
-        (node,) = operator.nodes  # most operators: nothing is temporary
+        (node,) = operator.nodes  # most operators have no temporaries
         read = [find(operator, node, name, tensors) if name else None for name in node.inputs]
         need = (
             0
@@ -59,10 +65,10 @@ def node_by_node(
             if root and root not in outside:
                 first.setdefault(root, k)
                 last[root] = k
-        still = operator.view or is_inner_view(node, group)
-        kernels.append(0 if still else runtime.kernel_bytes(node, inputs, outputs))
+        moves_nothing = operator.view or is_inner_view(node, group)
+        kernels.append(0 if moves_nothing else runtime.kernel_bytes(node, inputs, outputs))
     names = tuple(first)
-    offsets, size = _packed(
+    offsets, size = _pack_cached(
         tuple(tensors[name].nbytes for name in names),
         tuple(first[name] for name in names),
         tuple(last[name] + 1 for name in names),
@@ -70,7 +76,7 @@ def node_by_node(
     )
     at = dict(zip(names, offsets, strict=True))
     spans = [(at[name], at[name] + tensors[name].nbytes, first[name], last[name]) for name in names]
-    places = _places(kernels, spans, alignment)
+    places = _kernel_offsets(kernels, spans, alignment)
     return InnerLayout(
         storage=group,
         offsets={**at, **{name: at[root] for name, root in group.items() if root in at}},
@@ -81,8 +87,11 @@ def node_by_node(
     )
 
 
-def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
-    """For each node, where what its kernel takes fits between the temporaries alive: start, end, first node, last."""
+def _kernel_offsets(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], alignment: int) -> list[int]:
+    """Return for each node the offset at which its kernel's memory fits between the temporaries alive.
+
+    `spans` are start, end, first and last node of each temporary.
+    """
     begins: dict[int, list[tuple[int, int]]] = {}
     ends: dict[int, list[tuple[int, int]]] = {}
     for start, end, begin, last in spans:
@@ -93,28 +102,29 @@ def _places(kernels: Sequence[int], spans: Sequence[tuple[int, int, int, int]], 
     for k, need in enumerate(kernels):
         for span in begins.get(k, ()):
             insort(alive, span)
-        places.append(_gap(alive, need, alignment) if need else 0)
+        places.append(_find_gap(alive, need, alignment) if need else 0)
         for span in ends.get(k, ()):
             del alive[bisect_left(alive, span)]
     return places
 
 
 @functools.lru_cache(maxsize=1024)
-def _packed(
+def _pack_cached(
     sizes: tuple[int, ...], starts: tuple[int, ...], ends: tuple[int, ...], alignment: int
 ) -> tuple[tuple[int, ...], int]:
-    """`pack`, once for all operators of the same shape: equal blocks ask the same again and again."""
+    """Call `pack` once for all operators of the same shape: networks repeat equal blocks."""
     return pack(sizes, starts, ends, alignment, brief=True)
 
 
 def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[str, Tensor]) -> Mapping[str, str]:
-    """Who shares whose bytes inside an operator: views (`poetopt.graph.inner_storage`), and nodes that work in place.
+    """Return which tensors share bytes inside an operator: views and outputs of nodes that work in place.
 
-    The result maps a tensor to the one that names its storage: an output or an input of the operator where the
-    group has one, else a temporary. Inputs are never written over, but for what the operator updates: there the new
-    value lies, and so what shares its storage is written only once all nodes have read the old one.
+    The result maps a tensor to the one that names its storage: an output or an input of the operator if the group has
+    one, else a temporary. Views are those of `poetopt.graph.inner_storage`. Inputs are never overwritten, except for
+    tensors that the operator updates. The new value lies there, so that a tensor that shares its storage is written
+    only once all nodes have read the old value.
 
-    Last, a temporary that nobody reads from the first write to an output on lies in that output's bytes.
+    Finally, a temporary lies in an output's bytes if no node reads it after the first write to that output.
     """
     link = dict(inner_storage(operator))
 
@@ -138,20 +148,20 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
     replaced = {new: old for old, new in operator.updates}
 
     def done_with(old: str, k: int) -> bool:
-        """Says whether node k may write over `old`: it is the last that reads it, or none does from there on."""
+        """Return whether node k may overwrite `old`: no later node reads it, and k itself may work in place."""
         if last[old] != k:
             return last[old] < k
         return old in (operator.nodes[k].inputs[index] for index in runtime.in_place(operator.nodes[k]))
 
     for k, node in enumerate(operator.nodes):
-        over = runtime.in_place(node) if len(node.outputs) == 1 else ()
-        if not over:
+        overwritable = runtime.in_place(node) if len(node.outputs) == 1 else ()
+        if not overwritable:
             continue
         written = root_of(node.outputs[0])
         if written in read or first[written] != k:
             continue
         size = find(operator, node, node.outputs[0], tensors).nbytes
-        for index in over:
+        for index in overwritable:
             name = node.inputs[index] if index < len(node.inputs) else ""
             root = root_of(name)
             if not name or root in outside or last[root] != k or root == written:
@@ -162,35 +172,38 @@ def shared_storage(runtime: NodeKernels, operator: Operator, tensors: Mapping[st
                 link[root] = written
                 first[written] = first[root]
                 break
-    # what the graph lacks is told where its size is asked for
+    # a tensor that the graph lacks is reported where its size is needed
     known = [name for name in first if root_of(name) == name and name in tensors]
     temporaries = [name for name in known if name not in outside]
-    idle = [name for name in known if name in operator.outputs and _idle_at_first(name, operator, tensors)]
-    link.update(_lodgers(temporaries, idle, first, last, tensors))
+    idle = [name for name in known if name in operator.outputs and _is_idle_at_first(name, operator, tensors)]
+    link.update(_place_in_outputs(temporaries, idle, first, last, tensors))
     return {name: root_of(name) for name in link}
 
 
-def _idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
-    """Says whether an output's bytes are in the arena, and nobody's until it is written."""
+def _is_idle_at_first(output: str, operator: Operator, tensors: Mapping[str, Tensor]) -> bool:
+    """Return whether an output's bytes are in the arena and unused until it is written."""
     lies_on_old = operator.over or output in (new for _, new in operator.updates)
     return not (operator.view or lies_on_old or tensors[output].resident)
 
 
-def _lodgers(
+def _place_in_outputs(
     temporaries: Sequence[str],
     outputs: Sequence[str],
     first: Mapping[str, int],
     last: Mapping[str, int],
     tensors: Mapping[str, Tensor],
 ) -> Mapping[str, str]:
-    """Temporaries that lie in an output until it is written, and in which.
+    """Return temporaries that lie in an output until it is written, each with the output.
 
+    The largest temporaries come first, each into the smallest output with room. No two of one output are alive
+    together.
+
+    Parameters
+    ----------
     first, last
-        Of each storage, the nodes that use it first and last.
-
-    The largest come first, each into the smallest output that has room; no two of one output are alive together.
+        The nodes that use each storage first and last.
     """
-    found: dict[str, str] = {}
+    lodging: dict[str, str] = {}
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in outputs if name in first}
     rooms = sorted(busy, key=lambda name: tensors[name].nbytes)
     for name in sorted(temporaries, key=lambda name: -tensors[name].nbytes):
@@ -199,12 +212,12 @@ def _lodgers(
             fits = tensors[name].nbytes <= tensors[output].nbytes and end < first[output]
             if fits and all(end < begin or stop < start for begin, stop in busy[output]):
                 busy[output].append((start, end))
-                found[name] = output
+                lodging[name] = output
                 break
-    return found
+    return lodging
 
 
-def _gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
+def _find_gap(alive: Sequence[tuple[int, int]], need: int, alignment: int) -> int:
     place = 0
     for start, end in alive:
         if start - place >= need:

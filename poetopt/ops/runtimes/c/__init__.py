@@ -1,11 +1,12 @@
-"""C99 on the device: kernels without malloc, whose scratch is part of the arena, so that nothing lies beside it.
+"""C99 on the device: kernels without malloc. Their scratch is part of the arena, so that no RAM lies beside it.
 
-It answers from shapes alone and compiles nothing. `poetopt.ops.runtimes.c.kernel` is the contract of its kernels,
-`poetopt.ops.runtimes.c.steps` what it runs of an operator.
+The runtime answers from shapes alone and compiles nothing. `poetopt.ops.runtimes.c.kernel` is the contract of its
+kernels. `poetopt.ops.runtimes.c.steps` lists the kernel calls of an operator.
 
-Of the many ways to stream an operator a short list is kept, by RAM and by what their transfers take: the same where all
-but names is alike. A transfer counts as bytes: its own, and those that the storage could have moved while it began. The
-list is the same for every device, as a plan belongs to a network's structure, and a runtime's version.
+Of the many variants that stream an operator, the runtime keeps a short list by RAM and by the cost of transfers.
+Operators that differ only in names have the same list. A transfer costs its bytes, and the bytes that the storage could
+have moved while the transfer started. The list is the same for every device, as a plan belongs to a network's structure
+and a runtime's version.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ if TYPE_CHECKING:
 
 
 def names_of(operator: Operator) -> tuple[str, ...]:
-    """All tensors of an operator, each once, in the order in which it names them."""
-    found = dict.fromkeys((*operator.inputs, *operator.outputs, *(n for pair in operator.updates for n in pair)))
+    """Return all tensors of an operator, each once, in the order of their first mention."""
+    names = dict.fromkeys((*operator.inputs, *operator.outputs, *(n for pair in operator.updates for n in pair)))
     for node in (*operator.nodes, *(whole.node for whole in operator.whole)):
-        found.update(dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name))
-    return tuple(found)
+        names.update(dict.fromkeys(name for name in (*node.inputs, *node.outputs) if name))
+    return tuple(names)
 
 
 def outline(
     operator: Operator, tensors: Mapping[str, Tensor], values: Mapping[str, Array] | None, *marked: Collection[str]
 ) -> Hashable:
-    """Equal for operators that are alike but for names, with the same of these in each of `marked`."""
+    """Return a key that is equal for operators that differ only in names; `marked` are sets of names that count too."""
     names = names_of(operator)
     place = {name: k for k, name in enumerate(names)}
 
@@ -48,14 +49,14 @@ def outline(
         return tuple(place[name] if name else -1 for name in of)
 
     def node_outline(node: Node) -> Hashable:
-        attributes = tuple((name, _frozen(value)) for name, value in sorted(node.attributes.items()))
+        attributes = tuple((name, _freeze(value)) for name, value in sorted(node.attributes.items()))
         return node.domain, node.op_type, places(node.inputs), places(node.outputs), attributes
 
     def tensor_outline(name: str) -> Hashable:
         tensor = tensors.get(name)
         value = (values or {}).get(name)
-        # bytes of a constant that kernels may look at: axes, shapes, pads
-        known = None if value is None or value.nbytes > 4096 else _frozen(value)
+        # kernels may look at the bytes of a small constant: axes, shapes, pads
+        known = None if value is None or value.nbytes > 4096 else _freeze(value)
         shape = None if tensor is None else (tensor.shape, tensor.dtype, tensor.role)
         return shape, *(name in names for names in marked), value is None, known
 
@@ -71,77 +72,84 @@ def outline(
     )
 
 
-def _frozen(value: object) -> Hashable:
+def _freeze(value: object) -> Hashable:
     if isinstance(value, np.ndarray):
         return value.shape, value.dtype.str, value.tobytes()
     if isinstance(value, (list, tuple)):
-        return tuple(map(_frozen, value))
+        return tuple(map(_freeze, value))
     return value if isinstance(value, Hashable) else repr(value)
 
 
 MOST = 14
-"""Ways of an operator."""
+"""The most variants of an operator."""
 DIGITS = 6
-"""Behind the point, of what a way spares."""
+"""Decimal digits of the cost that a variant saves."""
 
 
-def worth(found: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]) -> list[StreamCandidate]:
-    """At most MOST of them, by workspace: the leanest, then whichever spares the most traffic.
+def worth(
+    candidates: Iterable[StreamCandidate], sizes: Mapping[str, int], stored: Iterable[str]
+) -> list[StreamCandidate]:
+    """Return at most MOST candidates, by workspace: the one with the least RAM, then those that save most traffic.
 
+    The saving of a variant is a mean over levels of RAM, in logarithms, and over cases. In the usual case each tensor
+    that begins on storage has to be read, whole or in chunks, and every other tensor is in RAM unless it is streamed.
+    Each further case reverses this for one operand: it is kept in RAM, or has to be moved.
+
+    Parameters
+    ----------
     sizes
-        Bytes of what they stream, by name.
+        Bytes of the streamed tensors, by name.
     stored
-        What begins on storage: parameters, optimizer states.
-
-    What a way spares is the mean over levels of RAM, in logarithms, and over cases. In the usual one whatever begins on
-    storage has to be read, whole or in chunks, and all else is in RAM if it isn't streamed; in each other case this
-    is the other way round for one operand: it is kept in RAM, or has to be moved.
+        Tensors that lie on storage at the beginning: parameters, optimizer states.
     """
     sets: dict[tuple[str, ...], list[StreamCandidate]] = {}
-    for one in found:
-        sets.setdefault(one.streamed, []).append(one)
-    ways = list(chain(*map(_front, sets.values())))
-    if not ways:
+    for candidate in candidates:
+        sets.setdefault(candidate.streamed, []).append(candidate)
+    variants = list(chain(*map(_pareto_front, sets.values())))
+    if not variants:
         return []
-    ram, price = _figures(ways, sizes, frozenset(stored))
+    ram, price = _candidate_figures(variants, sizes, frozenset(stored))
     least = int(ram.min())
-    # ways are compared at so many levels of RAM, from the least that any way takes to all operands whole
+    # variants are compared at 48 levels of RAM, from the least of any variant to all operands whole
     levels = np.geomspace(least, max(sum(sizes.values()), least + 1), 48)
     fits = ram[:, None] <= levels * (1 + 1e-9)
-    cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(ways), -1)
-    first = min(range(len(ways)), key=lambda k: (int(ram[k]), ways[k].traffic, ways[k]))
-    return sorted((ways[k] for k in _sparing(cost, first)), key=lambda way: (way.workspace_bytes, way))
+    cost = np.where(fits[:, None, :], price[:, :, None], np.inf).reshape(len(variants), -1)
+    first = min(range(len(variants)), key=lambda k: (int(ram[k]), variants[k].traffic, variants[k]))
+    return sorted((variants[k] for k in _greedy_cover(cost, first)), key=lambda way: (way.workspace_bytes, way))
 
 
-def _front(ways: Iterable[StreamCandidate]) -> list[StreamCandidate]:
-    """Those that none betters in both workspace and traffic, the leanest first."""
+def _pareto_front(candidates: Iterable[StreamCandidate]) -> list[StreamCandidate]:
+    """Return the Pareto front of workspace and traffic; the candidate with the least workspace is first."""
     kept: list[StreamCandidate] = []
-    for way in sorted(ways, key=lambda way: (way.workspace_bytes, way.traffic, way)):
-        if not kept or way.traffic < kept[-1].traffic:
-            kept.append(way)
+    for candidate in sorted(
+        candidates, key=lambda candidate: (candidate.workspace_bytes, candidate.traffic, candidate)
+    ):
+        if not kept or candidate.traffic < kept[-1].traffic:
+            kept.append(candidate)
     return kept
 
 
-def _figures(
-    ways: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
+def _candidate_figures(
+    candidates: Sequence[StreamCandidate], sizes: Mapping[str, int], stored: frozenset[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """All the RAM of each way, and the weighted logarithm of what it moves in each case."""
+    """Return the RAM of each candidate, and the weighted logarithm of the bytes that it moves in each case."""
     names, each = list(sizes), np.array(list(sizes.values()))
-    whole = ~np.array([[name in way.streamed for name in names] for way in ways])
-    ram = np.array([way.workspace_bytes for way in ways]) + whole @ each
+    whole = ~np.array([[name in candidate.streamed for name in names] for candidate in candidates])
+    ram = np.array([candidate.workspace_bytes for candidate in candidates]) + whole @ each
     usual = np.array([name in stored for name in names])
     cases = np.array([usual, *(usual ^ other for other in np.eye(len(names), dtype=bool))])
-    moved = np.array([way.traffic for way in ways])[:, None] + whole @ (cases * (each + READ_BYTES)).T
+    moved = np.array([candidate.traffic for candidate in candidates])[:, None] + whole @ (cases * (each + READ_BYTES)).T
     # the usual case weighs as much as all others together, three times
     weights = np.array([3.0, *(1 / len(names) for _ in names)])
     # differences in traffic below an eighth of an operator's bytes hardly count
     return ram, np.log(1 / 8 * each.sum() + moved) * weights
 
 
-def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
-    """`first`, and up to MOST - 1 more rows, so that the least of each column comes to little in all: one by one.
+def _greedy_cover(cost: NDArray[np.float64], first: int) -> list[int]:
+    """Choose `first` and up to MOST - 1 more rows, so that the sum of the columns' minima is small.
 
-    Then each is changed for another where that is better. Sums are rounded, so that they are alike on all machines.
+    Rows are added greedily. Then each is exchanged for another if that is better. Sums are rounded, so that they are
+    equal on all machines.
     """
 
     def best(now: NDArray[np.float64]) -> tuple[int, float]:
@@ -164,51 +172,51 @@ def _sparing(cost: NDArray[np.float64], first: int) -> list[int]:
     return kept
 
 
-_chosen: dict[Hashable, tuple[StreamCandidate, ...]] = {}
-"""The ways that are kept of operators that are alike, with their tensors by number."""
+_kept_candidates: dict[Hashable, tuple[StreamCandidate, ...]] = {}
+"""The candidates that are kept for equal operators; tensors are numbers."""
 
 
-def _renamed(way: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
-    return way._replace(streamed=tuple(names[name] for name in way.streamed))
+def _rename_streamed(candidate: StreamCandidate, names: Mapping[str, str]) -> StreamCandidate:
+    return candidate._replace(streamed=tuple(names[name] for name in candidate.streamed))
 
 
 class _CRuntime(Runtime):
-    """The kernels of `poetopt.ops`, and those that other packages register."""
+    """The kernels of `poetopt.ops` and of other packages."""
 
     name = "c"
     alignment = ALIGNMENT
     rows_of_parts = False
-    """Batches come part by part, and nobody knows the rows of all of them before the first one."""
+    """False: batches arrive part by part, so that the rows of later parts are unknown before the first one."""
 
     @property
     def version(self) -> str:
-        """Of our own kernels, and the packages of others."""
-        # the version of our own kernels, raised whenever results or scratch of one change
+        """Version of poetopt's own kernels, and of the packages of others."""
+        # raised whenever results or scratch of one of our own kernels change
         return version("2")
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """See `Runtime.in_place`."""
+        """Return the inputs that the output may overwrite (`Runtime.in_place`)."""
         kernel = kernel_for(node)
         return kernel.in_place if kernel is not None else ()
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """Nothing: scratch is part of the workspace."""
+        """Return 0: scratch is part of the workspace."""
         return 0
 
     def block_bytes(self, unit: int) -> int:
-        """Gives what it moves at once to and from a storage of blocks of `unit` bytes."""
+        """Return the bytes that the program moves at once to and from a storage of blocks of `unit` bytes."""
         return windows.block_bytes(unit)
 
     def row_numbers_bytes(self, count: int) -> int:
-        """Bytes kept of a table by rows: the numbers of those that a batch uses, `count` at most, and how many."""
+        """Return the bytes kept of a table by rows: the numbers of at most `count` rows of a batch, and their count."""
         return WORD_BYTES * (count + 1)
 
     def losses_bytes(self, graph: TrainingGraph) -> int:
-        """Gives what it keeps of a batch in parts: the sum of the losses of those that have run."""
+        """Return the bytes of the sum of the losses of those parts of a batch that have run."""
         return graph.tensors[graph.loss].nbytes if graph.parts > 1 else 0
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
-        """Temporaries between the steps of an operator, and scratch."""
+        """Return the layout of temporaries between the steps of an operator, and of scratch."""
         return layout(operator, tensors, ALIGNMENT if alignment is None else alignment)
 
     def variants(
@@ -222,30 +230,32 @@ class _CRuntime(Runtime):
         values: Mapping[str, Array] | None = None,
         block_bytes: int = 1,
     ) -> Iterator[RuntimeVariant]:
-        """See `Runtime.variants`: the plain one, then those of `variants`."""
+        """Yield the plain variant, then those that stream (`Runtime.variants`)."""
         alignment = ALIGNMENT if alignment is None else alignment
         yield RuntimeVariant("plain", self.workspace(operator, tensors, alignment))
         if movable or listed:
             block = windows.block_bytes(block_bytes)
-            ways = StreamWays(operator, tensors, alignment, movable=movable, listed=listed, values=values, block=block)
+            generator = StreamWays(
+                operator, tensors, alignment, movable=movable, listed=listed, values=values, block=block
+            )
             names = names_of(operator)
             numbers = {name: f"{k:04}" for k, name in enumerate(names)}
-            key = block, alignment, ways.kernels, outline(operator, tensors, values, movable, listed)
-            if key not in _chosen:
+            key = block, alignment, generator.kernels, outline(operator, tensors, values, movable, listed)
+            if key not in _kept_candidates:
                 sizes = {numbers[name]: tensors[name].nbytes for name in (*movable, *listed)}
                 stored = [numbers[name] for name in (*movable, *listed) if tensors[name].role in STORED]
-                numbered = (_renamed(way, numbers) for way in ways.candidates())
-                _chosen[key] = tuple(worth(numbered, sizes, stored))
+                numbered = (_rename_streamed(candidate, numbers) for candidate in generator.candidates())
+                _kept_candidates[key] = tuple(worth(numbered, sizes, stored))
             named = dict(zip(numbers.values(), names, strict=True))
-            yield from (ways.variant(_renamed(way, named)) for way in _chosen[key])
+            yield from (generator.variant(_rename_streamed(candidate, named)) for candidate in _kept_candidates[key])
 
     def reserve_bytes(self, kernels: int) -> int:
-        """Nothing but what kernels allocate, and they don't."""
+        """Return the bytes that kernels allocate, which is 0 for poetopt's own."""
         return kernels
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Says which ops it has no kernel for."""
-        found: dict[str, None] = {}
+        """Return a note on the ops without a kernel."""
+        reasons: dict[str, None] = {}
         for operator in graph.operators:
             ran = as_run(operator, graph.tensors)
             for node in () if operator.view else ran.nodes:
@@ -253,14 +263,14 @@ class _CRuntime(Runtime):
                     None if node.op_type in VIEW_OPS and not node.domain else reason(call_of(ran, node, graph.tensors))
                 )
                 if why:
-                    found[why] = None
-        shown = list(found)
-        if not shown:
+                    reasons[why] = None
+        texts = list(reasons)
+        if not texts:
             return ()
-        more = f", and {len(shown) - 4} more" if len(shown) > 4 else ""
+        more = f", and {len(texts) - 4} more" if len(texts) > 4 else ""
         return (
-            "the runtime c can't run all of this network, and no C is emitted for its plans: "
-            f"{'; '.join(shown[:4])}{more} (--runtime onnxruntime plans for kernels that do)",
+            "the runtime c lacks kernels for this network, so that no C can be emitted for its plans: "
+            f"{'; '.join(texts[:4])}{more}; plan with the runtime onnxruntime",
         )
 
 

@@ -1,4 +1,4 @@
-"""Tilings of kernels that treat each step along an axis alike: the kernel itself, called with fewer steps."""
+"""Tilings of kernels that treat all steps along an axis alike: they call the kernel itself with fewer steps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from poetopt.ops.runtimes.c.kernel import Arguments, Call
 from poetopt.ops.runtimes.c.tiling import OUTER, Chunk, ChunkSlice, Loop, Tiling, sliced
 
 Code = Callable[[Call, Arguments], str]
-"""A kernel's own."""
+"""The code of a kernel."""
 Begun = Callable[[Call, Arguments, str], str]
-"""The same, with where a chunk begins in C."""
+"""The code of a kernel that also gets the begin of its chunk in C."""
 Axes = Sequence[int | None]
-"""Of each operand in order: the axis that is cut, None for what stays whole."""
+"""For each operand in order the axis that is cut; None for an operand that stays whole."""
 
 
 def along(
@@ -28,14 +28,16 @@ def along(
     *,
     merged: bool = False,
 ) -> tuple[Tiling, ...]:
-    """Chunks along one axis of each operand; none where there is but one step.
+    """Return the tiling along one axis of each operand; none if there is only one step.
 
+    Parameters
+    ----------
     merged
-        Whether the axes before it are one with it.
+        Whether the axes before the axis are merged into it.
     begun
-        What writes the code, where it has to know where the chunk begins.
+        Writer of the code, if the code depends on the begin of the chunk.
     scratch_bytes
-        What that needs from chunk to chunk.
+        Bytes that this code keeps from chunk to chunk.
     """
     if merged:
         call = replace(call, inputs=_merged(call.inputs, inputs), outputs=_merged(call.outputs, outputs))
@@ -62,12 +64,12 @@ def along(
         return code(cut_call, arguments) if begun is None else begun(cut_call, arguments, chunk.begin[OUTER])
 
     operand_slices = cut(call.inputs, inputs), cut(call.outputs, outputs)
-    made = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
-    return (made,)
+    tiling = Tiling(Loop(extent), None, *operand_slices, one, fixed=True, scratch_bytes=lambda outer: scratch_bytes)
+    return (tiling,)
 
 
 def _merged(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None, ...]:
-    """Tensors whose axes before the one that is cut have one step each."""
+    """Return tensors whose axes before the cut axis have one step each."""
     return tuple(
         t
         if t is None or a is None
@@ -77,12 +79,12 @@ def _merged(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None
 
 
 def arguments_of(chunk: Chunk) -> Arguments:
-    """A chunk as a kernel's own code takes it."""
+    """Return a chunk as the arguments of a kernel's code."""
     return Arguments(tuple(p.at for p in chunk.inputs), tuple(p.at for p in chunk.outputs), chunk.scratch)
 
 
 def flat(code: Code, call: Call) -> tuple[Tiling, ...]:
-    """Chunks of any length of operands that have the result's elements in the same order; scalars stay whole."""
+    """Return the tiling of any length for operands with the result's elements in the same order; scalars stay whole."""
     y = call.output()
 
     def fits(t: Tensor | None) -> bool:
@@ -104,26 +106,26 @@ def flat(code: Code, call: Call) -> tuple[Tiling, ...]:
         ins = tuple(t if t is None or t.size == count else replace(t, shape=()) for t in ins)
         return code(replace(call, inputs=ins, outputs=outs), arguments_of(chunk))
 
-    made = Tiling(Loop(y.size), None, tuple(map(cut, call.inputs)), tuple(map(cut, call.outputs)), one, fixed=True)
-    return (made,)
+    tiling = Tiling(Loop(y.size), None, tuple(map(cut, call.inputs)), tuple(map(cut, call.outputs)), one, fixed=True)
+    return (tiling,)
 
 
 def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
-    """Tilings of an element-wise op: of any length, or along each axis of the result."""
+    """Return the tilings of an element-wise op: of any length, or along each axis of the result."""
     y = call.output()
-    found = list(flat(code, call))
+    tilings = list(flat(code, call))
     for axis, extent in enumerate(y.shape):
         if extent > 1:
             inputs = [aligned(t, axis, len(y.shape)) for t in call.inputs]
             outputs = [axis] * len(call.outputs)
-            found += along(code, call, inputs, outputs)
+            tilings += along(code, call, inputs, outputs)
             if any(step > 1 for step in y.shape[:axis]) and all(_merges(t, axis, y) for t in call.inputs):
-                found += along(code, call, inputs, outputs, merged=True)
-    return tuple(found)
+                tilings += along(code, call, inputs, outputs, merged=True)
+    return tuple(tilings)
 
 
 def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
-    """Says whether an operand has all steps up to an axis of the result, or is the same for each."""
+    """Return whether an operand has all steps up to an axis of the result, or one for all of them."""
     if tensor is None:
         return True
     shape = (*(1 for _ in range(len(y.shape) - len(tensor.shape))), *tensor.shape)[: axis + 1]
@@ -131,13 +133,13 @@ def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
 
 
 def aligned(tensor: Tensor | None, axis: int, rank: int) -> int | None:
-    """The axis of an operand that goes with `axis` of a result of `rank` axes; None where it is repeated there."""
-    own = axis - (rank - len(tensor.shape)) if tensor is not None else -1
-    return own if tensor is not None and own >= 0 and tensor.shape[own] > 1 else None
+    """Return the axis of an operand that matches `axis` of a result of `rank` axes; None if it is broadcast there."""
+    own_axis = axis - (rank - len(tensor.shape)) if tensor is not None else -1
+    return own_axis if tensor is not None and own_axis >= 0 and tensor.shape[own_axis] > 1 else None
 
 
 def by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[Call], tuple[Tiling, ...]]:
-    """Chunks of rows, which go along the node's axis: of these inputs, and of so many outputs."""
+    """Return a function for tilings by rows along the node's axis: of `wide_inputs` and the first `outputs` outputs."""
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
         shape = call.output().shape
@@ -146,16 +148,16 @@ def by_row(code: Code, wide_inputs: tuple[int, ...], outputs: int) -> Callable[[
             return ()
         inputs = [axis if k in wide_inputs else None for k in range(len(call.inputs))]
         axes = [axis if k < outputs else None for k in range(len(call.outputs))]
-        found = along(code, call, inputs, axes, merged=True)
+        result = along(code, call, inputs, axes, merged=True)
         first = leading(shape, axis)
-        if first is not None:  # as a product of matrices before it may be cut
+        if first is not None:  # the cut that a product of matrices before it may have
             inputs, axes = ([a if a is None else first for a in of] for of in (inputs, axes))
-            found += along(code, call, inputs, axes, merged=True)
-        return found
+            result += along(code, call, inputs, axes, merged=True)
+        return result
 
     return tilings
 
 
 def leading(shape: Sequence[int], end: int) -> int | None:
-    """The first axis before `end` that has more than one step."""
+    """Return the first axis before `end` that has more than one step; None if there is none."""
     return next((axis for axis in range(end) if shape[axis] > 1), None)

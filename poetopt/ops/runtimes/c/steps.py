@@ -1,9 +1,9 @@
-"""The kernels that there are, and the steps that the `c` runtime takes of an operator with them, each with its place.
+"""All kernels of the `c` runtime, and the kernel calls that run an operator, with their scratch.
 
-Kernels are our own (`poetopt.ops`), and those that other packages register (`poetopt.kernels`). A run of nodes that
-amounts to one op goes by that op's kernel where it has one that doesn't refuse; every other node goes by its own. A
-gradient and its update behind it go by one kernel where there is one (`Gemm+sgd.update`): then no whole gradient
-exists. The planner and the code generator see the same steps.
+Kernels are poetopt's own (`poetopt.ops`) and those that other packages register (`poetopt.kernels`). The kernel of a
+fused op runs several nodes in a row if it exists and doesn't refuse them. Every other node has its own kernel. A
+gradient and the update behind it run in one kernel where there is one (`Gemm+sgd.update`): then the whole gradient
+never exists. The planner and the code generator see the same steps.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 GROUP = "poetopt.kernels"
 
 Op = tuple[str, str]
-"""Domain and type."""
+"""Domain and op type."""
 
 
 def kernel_for(node: Node) -> Kernel | None:
-    """The kernel for an op, whatever its operands; None where there is none."""
+    """Return the kernel for an op, whatever its operands; None if there is none."""
     return kernels().get((node.domain, node.op_type))
 
 
 def reason(call: Call) -> str | None:
-    """Why nothing runs a call, by shapes and attributes alone; None where its kernel does."""
+    """Return why no kernel runs a call, by shapes and attributes alone; None if its kernel does."""
     kernel = kernel_for(call.node)
     name = f"{call.node.domain}.{call.node.op_type}".lstrip(".")
     if kernel is None:
@@ -48,39 +48,45 @@ def reason(call: Call) -> str | None:
     for tensor in (*call.inputs, *call.outputs):
         if tensor is not None and tensor.nbytes >= MOST_BYTES:
             return (
-                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, and loops in C take less than {MOST_BYTES:,}; give a "
-                "smaller --batch"
+                f"tensor {tensor.name!r} has {tensor.nbytes:,} B, but the limit of loops in C is {MOST_BYTES:,}; use a "
+                "smaller batch"
             )
     return kernel.refuses(call)
 
 
 @cache
 def kernels() -> Mapping[Op, Kernel]:
-    """All kernels. Raises DeviceError where an entry point can't be loaded, or holds something else."""
-    found: dict[Op, Kernel] = {}
+    """Return all kernels.
+
+    Raises
+    ------
+    DeviceError
+        An entry point can't be loaded, or is no kernel.
+    """
+    by_op: dict[Op, Kernel] = {}
     for module in KERNELS:
         for kernel in importlib.import_module(f"poetopt.ops.{module}").KERNELS:
             op = kernel.domain, kernel.op_type
-            if op in found:
+            if op in by_op:
                 raise ValueError(f"two kernels for {op}")
-            found[op] = kernel
-    for point in _points():
-        found.update(((kernel.domain, kernel.op_type), kernel) for kernel in _registered(point))
-    return found
+            by_op[op] = kernel
+    for point in _entry_points():
+        by_op.update(((kernel.domain, kernel.op_type), kernel) for kernel in _load_kernels(point))
+    return by_op
 
 
 @cache
-def version(own: str) -> str:
-    """`own`, and the packages that other kernels come from with their versions."""
-    others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _points()})
-    return "+".join((own, *others))
+def version(own_version: str) -> str:
+    """Return `own` and the packages of other kernels with their versions."""
+    others = sorted({f"{p.dist.name} {p.dist.version}" if p.dist else p.name for p in _entry_points()})
+    return "+".join((own_version, *others))
 
 
-def _points() -> list[EntryPoint]:
+def _entry_points() -> list[EntryPoint]:
     return sorted(entry_points(group=GROUP), key=lambda point: point.name)
 
 
-def _registered(point: EntryPoint) -> Iterator[Kernel]:
+def _load_kernels(point: EntryPoint) -> Iterator[Kernel]:
     held = imports.load(point, "kernel", DeviceError)
     for kernel in held if isinstance(held, (list, tuple)) else (held,):
         if not isinstance(kernel, Kernel):
@@ -94,10 +100,12 @@ def _registered(point: EntryPoint) -> Iterator[Kernel]:
 class KernelStep:
     """One call of a kernel.
 
+    Attributes
+    ----------
     call, kernel
-        What to run, and what runs it.
+        The call, and the kernel that runs it.
     scratch_offset, scratch_bytes
-        Where its scratch lies in the operator's workspace, and its size.
+        Offset of its scratch in the operator's workspace, and its size.
     """
 
     call: Call
@@ -112,23 +120,29 @@ def steps(
     values: Mapping[str, Array] | None = None,
     alignment: int = ALIGNMENT,
 ) -> tuple[KernelStep, ...]:
-    """The calls that run an operator, in order; views are none.
+    """Return the calls that run an operator, in order; views have none.
 
+    `layout` has the place of each tensor of a call: `offsets` in the workspace, else its name in `storage`.
+
+    Parameters
+    ----------
     tensors
         All tensors of the graph by name.
     values
-        The constants of the graph by name: what is not trained. Without them, no code can be written.
+        The constants of the graph by name: tensors that aren't trained. Without them, no code can be written.
     alignment
-        Offsets are multiples of it: that of the plan.
+        Offsets are multiples of it: the plan's alignment.
 
-    Where a tensor that a call names lies, `layout` says: in `offsets`, beginning in the workspace, else under its name
-    in `storage`. Raises `UnsupportedOpError` where nothing runs a node, with the reason.
+    Raises
+    ------
+    UnsupportedOpError
+        If no kernel runs a node, with the reason.
     """
     ran = as_run(operator, tensors)
-    found = placed(ran, tensors, alignment)
-    made: list[KernelStep] = []
+    inner = placed(ran, tensors, alignment)
+    result: list[KernelStep] = []
     for k, node in enumerate(ran.nodes):
-        if operator.view or is_inner_view(node, found.storage):
+        if operator.view or is_inner_view(node, inner.storage):
             continue
         call = replace(call_of(ran, node, tensors), values={} if values is None else values)
         kernel = kernel_for(node)
@@ -136,32 +150,32 @@ def steps(
         if kernel is None or why:
             raise UnsupportedOpError(
                 f"operator {operator.name!r}, node {node.name or node.op_type!r} ({node.op_type}): the runtime c can't "
-                f"run it: {why}; plan with --runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
+                f"run it: {why}; plan with the runtime onnxruntime, or register a kernel (entry point poetopt.kernels)"
             )
-        made.append(KernelStep(call, kernel, found.kernel_offsets[k], found.kernel_bytes[k]))
-    return tuple(made)
+        result.append(KernelStep(call, kernel, inner.kernel_offsets[k], inner.kernel_bytes[k]))
+    return tuple(result)
 
 
 def check_runs(graph: TrainingGraph) -> None:
-    """Raise `UnsupportedOpError` where an operator of `graph` has a node that nothing runs."""
+    """Raise `UnsupportedOpError` if an operator of `graph` has a node that no kernel runs."""
     constants = graph.constants
     for operator in graph.operators:
         steps(operator, graph.tensors, constants)
 
 
 def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = ALIGNMENT) -> InnerLayout:
-    """The workspace of an operator: temporaries between its steps, and scratch of its steps' kernels.
+    """Return the workspace of an operator: temporaries between its steps, and scratch of its kernels.
 
-    Nothing is allocated beside it: `kernel_bytes` is 0 for each node. `kernel_offsets` has for the first node of each
-    step where that one's scratch lies.
+    Kernels allocate no bytes beside it: `kernel_bytes` is 0 for each node. `kernel_offsets` has the offset of a step's
+    scratch at the first node of the step.
     """
     ran = as_run(operator, tensors)
-    found = placed(ran, tensors, alignment)
-    places = dict(zip((run.first for run in _runs(operator, tensors)), found.kernel_offsets, strict=True))
+    inner = placed(ran, tensors, alignment)
+    places = dict(zip((run.first for run in _runs(operator, tensors)), inner.kernel_offsets, strict=True))
     count = len(operator.nodes)
     return replace(
-        found,
-        temporaries_bytes=found.total_bytes,
+        inner,
+        temporaries_bytes=inner.total_bytes,
         kernel_bytes=(0,) * count,
         kernel_offsets=tuple(places.get(k, 0) for k in range(count)),
         kept_bytes=sum(_kept_bytes(call_of(ran, node, tensors)) for node in ran.nodes),
@@ -169,19 +183,19 @@ def layout(operator: Operator, tensors: Mapping[str, Tensor], alignment: int = A
 
 
 def as_run(operator: Operator, tensors: Mapping[str, Tensor]) -> Operator:
-    """`operator` with the nodes that are run: runs of nodes are one, where a kernel takes them so."""
+    """Return `operator` with the nodes that are run: a fused op is one node if its kernel accepts it."""
     if not operator.whole:
         return operator
     return replace(operator, nodes=tuple(run.node for run in _runs(operator, tensors)), whole=())
 
 
 def placed(ran: Operator, tensors: Mapping[str, Tensor], alignment: int) -> InnerLayout:
-    """Says where temporaries and scratch lie; `kernel_bytes` is scratch."""
+    """Lay out temporaries and scratch; `kernel_bytes` is scratch."""
     return node_by_node(_Scratch(), ran, tensors, alignment)
 
 
 def call_of(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> Call:
-    """A node with its tensors, without values."""
+    """Return a node with its tensors, without values."""
     inputs, outputs = (
         tuple(find(operator, node, name, tensors) if name else None for name in names)
         for names in (node.inputs, node.outputs)
@@ -189,43 +203,47 @@ def call_of(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> Ca
     return Call(node, inputs, outputs)
 
 
-def _taken(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> bool:
+def _is_accepted(operator: Operator, node: Node, tensors: Mapping[str, Tensor]) -> bool:
     return reason(call_of(operator, node, tensors)) is None
 
 
 def _runs(operator: Operator, tensors: Mapping[str, Tensor]) -> list[Whole]:
-    """Gives what is run, each with the nodes that it stands for."""
+    """Return the nodes that are run, each with the range of nodes that it replaces."""
     whole = {run.first: run for run in operator.whole}
-    found: list[Whole] = []
+    runs: list[Whole] = []
     k = 0
     while k < len(operator.nodes):
         run = whole.get(k)
-        if run is None or not _taken(operator, run.node, tensors):
+        if run is None or not _is_accepted(operator, run.node, tensors):
             run = Whole(k, 1, operator.nodes[k])
         k += run.count
-        both = _with_update(found[-1], run, operator) if found else None
-        if both is not None and _taken(operator, both.node, tensors):
-            found[-1] = both
+        both = _fuse_update(runs[-1], run, operator) if runs else None
+        if both is not None and _is_accepted(operator, both.node, tensors):
+            runs[-1] = both
         else:
-            found.append(run)
-    return found
+            runs.append(run)
+    return runs
 
 
-def _with_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
-    """A gradient and the update that alone reads it, as one op: of the gradient's operands, the parameter, scalars."""
-    made, by = run.node, update.node
-    if by.domain != OWN_DOMAIN or not by.op_type.endswith(UPDATE) or made.outputs != by.inputs[1:2]:
+def _fuse_update(run: Whole, update: Whole, operator: Operator) -> Whole | None:
+    """Fuse a gradient and the update that alone reads it; operands are the gradient's, the parameter, scalars."""
+    gradient, updating = run.node, update.node
+    if (
+        updating.domain != OWN_DOMAIN
+        or not updating.op_type.endswith(UPDATE)
+        or gradient.outputs != updating.inputs[1:2]
+    ):
         return None
     nodes = (*operator.nodes[: run.first], *operator.nodes[update.first + update.count :])
-    if made.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
+    if gradient.outputs[0] in {*operator.outputs, *(name for node in nodes for name in node.inputs)}:
         return None
     node = Node(
-        f"{made.op_type}+{by.op_type}",
-        (*made.inputs, by.inputs[0], *by.inputs[2:]),
-        by.outputs,
-        made.attributes,
+        f"{gradient.op_type}+{updating.op_type}",
+        (*gradient.inputs, updating.inputs[0], *updating.inputs[2:]),
+        updating.outputs,
+        gradient.attributes,
         OWN_DOMAIN,
-        by.name,
+        updating.name,
     )
     return Whole(run.first, run.count + update.count, node)
 
@@ -236,18 +254,18 @@ def _kept_bytes(call: Call) -> int:
 
 
 class _Scratch:
-    """The kernels as `node_by_node` asks for them: what one takes is its scratch."""
+    """The kernels in the form that `node_by_node` expects: a kernel's memory is its scratch."""
 
     alignment = ALIGNMENT
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """Says which inputs a node may write its output over."""
+        """Return the inputs that the output of a node may overwrite."""
         kernel = kernel_for(node)
         return kernel.in_place if kernel is not None else ()
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """The scratch of a node's kernel."""
+        """Return the scratch of a node's kernel."""
         kernel = kernel_for(node)
-        there = iter(outputs)
-        call = Call(node, tuple(inputs), tuple(next(there) if name else None for name in node.outputs))
+        present = iter(outputs)
+        call = Call(node, tuple(inputs), tuple(next(present) if name else None for name in node.outputs))
         return 0 if kernel is None or kernel.refuses(call) else kernel.scratch_bytes(call)

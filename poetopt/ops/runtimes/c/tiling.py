@@ -1,7 +1,7 @@
-"""Describes how a call of a kernel is taken apart: one loop or two over chunks of its operands.
+"""Tilings of a kernel's call: one loop or two over chunks of its operands.
 
-A tiling says which operand goes through which loop, and writes the C of one chunk. Sums keep the plain kernel's order:
-where a loop goes over what is summed up, its chunks are multiples of the parts in which the plain kernel sums.
+A tiling assigns operands to loops, and writes the C of one chunk. Sums keep the plain kernel's order: if a loop goes
+over an axis that is summed up, its chunks are multiples of the parts in which the plain kernel sums.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from poetopt.ops.runtimes.c.kernel import Arguments, Call
 
 OUTER, INNER = 0, 1
 FROM = ("po_o", "po_i")
-"""C variables: where the chunk of each loop begins."""
+"""C variables of the begin of each loop's chunk."""
 COUNT = ("po_os", "po_is")
-"""And how long it is."""
+"""C variables of the length of each loop's chunk."""
 
 
 def no_code(call: Call, chunk: Chunk) -> str:
-    """Of a tiling in rounds."""
+    """Return "": a tiling in rounds has no code of its own."""
     return ""
 
 
@@ -29,12 +29,14 @@ def no_code(call: Call, chunk: Chunk) -> str:
 class Loop:
     """A loop in steps of chunks.
 
+    Attributes
+    ----------
     extent
-        What it goes over: rows, channels, ...
+        Its steps: rows, channels, ...
     multiple
-        Chunks are multiples of it, but for the last.
+        All chunks but the last are multiples of it.
     most
-        The largest chunk that is worth it; 0 for any.
+        The largest useful chunk; 0 for any.
     """
 
     extent: int
@@ -44,13 +46,15 @@ class Loop:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Says which rows of an operand the steps o to o + n of a loop take, where these aren't rows o to o + n.
+    """The rows of an operand that steps o to o + n of a loop need, if these aren't rows o to o + n.
 
-    From (o * step + low) / per to ((o + n) * step + high) / per, as far as there are any. So neighbouring chunks may
-    take the same rows: those that a convolution's taps reach, or a matrix for many rows of another.
+    They are rows (o * step + low) / per to ((o + n) * step + high) / per, clipped to the operand. So neighbouring
+    chunks may share rows: those that a convolution's taps reach, or a matrix for many rows of another.
 
+    Attributes
+    ----------
     extent
-        How many rows there are.
+        Number of rows.
     """
 
     extent: int
@@ -61,25 +65,27 @@ class Rows:
 
     @classmethod
     def read(cls, extent: int, step: int, before: int, reach: int) -> Rows:
-        """The rows that windows read, of so many: windows are `step` apart, and the first begins `before` rows early.
+        """Return the rows of `extent` that windows read, `step` apart; the first begins `before` rows early.
 
+        Parameters
+        ----------
         reach
-            How many rows the last tap is behind the first.
+            Rows from the first tap to the last.
         """
         return cls(extent, step, 1, -before, reach + 1 - before - step)
 
     @classmethod
     def meeting(cls, extent: int, step: int, before: int, reach: int) -> Rows:
-        """The other way round: the windows, of so many, that read a row."""
+        """Return the windows of `extent` that read a row: the inverse of `read`."""
         return cls(extent, 1, step, before - reach + step - 1, before - 1 + step)
 
     def span(self, begin: int, end: int) -> tuple[int, int]:
-        """The first row, and the one after the last, of steps `begin` to `end`."""
+        """Return the first row, and the one after the last, of steps `begin` to `end`."""
         first, last = (begin * self.step + self.low) // self.per, (end * self.step + self.high) // self.per
         return min(max(first, 0), self.extent), min(max(last, 0), self.extent)
 
     def in_c(self, begin: str, end: str) -> tuple[str, str]:
-        """The same in C."""
+        """Return `span` as C expressions."""
         return self._bound(begin, self.low), self._bound(end, self.high)
 
     def _bound(self, at: str, more: int) -> str:
@@ -89,19 +95,21 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSlice:
-    """Holds what of an operand a chunk of a loop takes.
+    """The slice of an operand that a chunk of a loop needs.
 
+    Attributes
+    ----------
     level
         OUTER or INNER.
     unit_bytes
-        Of the operand, for each step of the loop, or for each of its rows.
+        Bytes of the operand for each step of the loop, or for each of its rows.
     pieces
-        How many runs of bytes that is, as far apart as the whole loop's bytes.
+        Number of runs of bytes; their begins are the whole loop's bytes apart.
     rows
-        Which rows it takes. Then pieces move on as windows do: chunks need not be whole blocks, a piece must be.
+        The rows that it needs. Then pieces move on like windows: chunks need not be whole blocks, but a piece must.
     picks
-        How many of its steps all chunks together read, one by one, in an order that another operand says; 0 where
-        chunks take steps in a row. RAM holds one, and the tiling's code reads it (`Part.read`): it is always streamed.
+        Number of single steps that all chunks together read, in an order that another operand has; 0 if chunks read
+        consecutive steps. RAM has one step, and the tiling's code reads it (`Part.read`): it is always streamed.
     """
 
     level: int
@@ -113,10 +121,12 @@ class ChunkSlice:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Says where a chunk of an operand begins, in C, and how many elements lie between the begins of its pieces.
+    """The address of a chunk of an operand in C, and the elements between the begins of its pieces.
 
+    Attributes
+    ----------
     picks
-        Where its steps are read one by one: the statement that reads step `@` to `at`.
+        If its steps are read one by one, the statement that reads step `@` to `at`.
     """
 
     at: str
@@ -124,15 +134,15 @@ class Part:
     picks: str = ""
 
     def read(self, step: str) -> str:
-        """Gives what has a step in RAM, by its number in C; nothing where the operand is."""
+        """Return the C that reads a step into RAM, by its number in C; empty if the operand is in RAM."""
         return self.picks.replace("@", step)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Operands of the code of one chunk, "" for what is absent, and each loop's begin and count.
+    """Operands of the code of one chunk ("" for absent ones), and each loop's begin and count.
 
-    A count is a number where the tiling is `fixed`.
+    A count is a number if the tiling is `fixed`.
     """
 
     inputs: tuple[Part, ...]
@@ -146,10 +156,12 @@ class Chunk:
 class Sweep:
     """One pass over some steps of the inner loop.
 
+    Attributes
+    ----------
     begin, end
-        Which steps; chunks begin there.
+        Its steps; chunks begin at `begin`.
     inputs, outputs
-        Which operands it takes, by position: the others that go through the loop wait.
+        Positions of the operands that it moves through the loop: the others wait.
     code
         The C statement of one chunk.
     """
@@ -163,10 +175,12 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Sweeps and what is between them, `times` times over; each of `parts` that is no sweep writes a C statement.
+    """Sweeps and the statements between them, repeated `times` times; a part that is no sweep writes a C statement.
 
+    Attributes
+    ----------
     head
-        The head of a C loop, where it is more than once.
+        The head of a C loop, if `times` is more than 1.
     """
 
     parts: tuple[Sweep | Callable[[Call, Chunk], str], ...]
@@ -174,7 +188,7 @@ class Round:
     head: str = ""
 
     def sweeps(self, inputs: Collection[int], outputs: Collection[int]) -> tuple[tuple[int, int], ...]:
-        """Begin and end of those that take one of these operands."""
+        """Return begin and end of the sweeps that move one of these operands."""
         return tuple(
             (part.begin, part.end)
             for part in self.parts
@@ -184,21 +198,22 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """A way to take a call apart.
+    """A decomposition of a call into chunks.
 
+    Attributes
+    ----------
     outer, inner
-        The loops; either may be missing. What goes through the outer one may be shared with other calls of the same
-        operator.
+        The loops; either may be missing. Other calls of the same operator may share tensors of the outer loop.
     inputs, outputs
-        Of each operand; None: it is whole for all chunks.
+        The slice of each operand; None if it is whole for all chunks.
     code
-        The C statement of one chunk.
+        Writes the C statement of one chunk.
     fixed
-        Whether the code is written for one number of steps of the outer loop. Then pieces lie side by side.
+        Whether the code is written for one number of steps of the outer loop. Then pieces are adjacent.
     scratch_bytes
-        What it needs beside the kernel's own scratch, by the steps of the outer loop in a chunk.
+        Bytes that it needs beside the kernel's own scratch, by the steps of the outer loop in a chunk.
     rounds
-        Where the inner loop is gone through more than once: how. Then it is the only loop, and there is no other code.
+        The rounds of the inner loop, if it runs more than once. Then it is the only loop, and there is no other code.
     """
 
     outer: Loop | None
@@ -212,45 +227,47 @@ class Tiling:
 
 
 def sliced(tensor: Tensor, axis: int, level: int = OUTER) -> ChunkSlice:
-    """Chunks of an axis."""
+    """Return the slice of a chunk along an axis."""
     inner = bytes_of_elements(prod(tensor.shape[axis + 1 :]), tensor.dtype)
     return ChunkSlice(level, inner, prod(tensor.shape[:axis]))
 
 
 ELEMENT_BYTES = 4
 PART = 64
-"""PO_PART: so many products are summed up before they join a sum of such sums."""
+"""PO_PART: the number of products that are summed up before they join a sum of such sums."""
 
 
 WHOLE = ("", "")
-"""No loops: all at once."""
+"""The axes of no loops."""
 
 
 def whole(arguments: Arguments) -> Chunk:
-    """All of the operands as one chunk."""
+    """Return the whole operands as one chunk."""
     inputs, outputs = (tuple(Part(at, "0") for at in of) for of in (arguments.inputs, arguments.outputs))
     return Chunk(inputs, outputs, ("0", "0"), ("0", "0"), arguments.scratch)
 
 
 @dataclass(frozen=True, slots=True)
 class LetterWays:
-    """Axes of a computation, and which of them each operand has, outermost first; None for what stays whole.
+    """Axes of a computation, and those of each operand.
 
+    Attributes
+    ----------
     sizes
-        Of each axis, by its letter.
+        Size of each axis, by its letter.
     inputs, outputs
-        The letters of each operand.
+        The letters of each operand, outermost first; None for one that stays whole.
     summed
-        What is summed up: it can be the inner loop's alone.
+        The axis that is summed up: only the inner loop can go over it.
     multiples
-        What the chunks of an axis are multiples of.
+        The chunks of an axis are multiples of this number.
     fine
-        Whether chunks of what is summed up are shorter than the parts that the plain kernel sums up: then the first
-        output's sums so far of a part lie beside it, or in its place where `alone`.
+        Whether chunks of the summed axis are shorter than the parts that the plain kernel sums up. Then a part's
+        partial sums of the first output lie beside it, or in its place if `alone`.
     alone
-        Whether all that is summed up is one part.
+        Whether the summed axis is one part.
     buffers
-        How many more buffers there are beside the first output, as large as its chunk.
+        Number of further buffers beside the first output, as large as its chunk.
     """
 
     sizes: Mapping[str, int]
@@ -263,7 +280,7 @@ class LetterWays:
     buffers: int = 0
 
     def slice(self, letters: str | None, loops: tuple[str, str]) -> ChunkSlice | None:
-        """Gives what an operand's chunk is: of the outermost of its axes that has a loop."""
+        """Return an operand's slice along the outermost of its axes that has a loop; None if none has."""
         for place, letter in enumerate(letters or ""):
             if letter in loops:
                 assert letters is not None
@@ -273,57 +290,59 @@ class LetterWays:
         return None
 
     def loop(self, letter: str) -> Loop | None:
-        """The loop over an axis."""
+        """Return the loop over an axis; None for ""."""
         if not letter:
             return None
-        return Loop(self.sizes[letter], self.multiples.get(letter, 1), PART - 1 if self._pieces(letter) else 0)
+        return Loop(
+            self.sizes[letter], self.multiples.get(letter, 1), PART - 1 if self._has_short_chunks(letter) else 0
+        )
 
-    def _pieces(self, letter: str) -> bool:
+    def _has_short_chunks(self, letter: str) -> bool:
         return self.fine and letter == self.summed
 
     def tilings(
         self, pairs: Sequence[tuple[str, str]], code: Callable[[LetterWays, tuple[str, str], Call, Chunk], str]
     ) -> tuple[Tiling, ...]:
-        """Those of `pairs` (outer, inner; "" for none) that take anything apart, and write each output once."""
-        found: list[Tiling] = []
+        """Return the tilings by `pairs` (outer, inner; "" for none) that cut an operand and write each output once."""
+        result: list[Tiling] = []
         for loops in pairs:
             if any(letter and self.sizes[letter] <= self.multiples.get(letter, 1) for letter in loops):
                 continue
             ins = tuple(self.slice(letters, loops) for letters in self.inputs)
             outs = tuple(self.slice(letters, loops) for letters in self.outputs)
-            again = loops[OUTER] and any(s is not None and s.level == INNER for s in outs)
-            if not again and any((*ins, *outs)):
+            rewrites = loops[OUTER] and any(s is not None and s.level == INNER for s in outs)
+            if not rewrites and any((*ins, *outs)):
 
                 def one(call: Call, chunk: Chunk, loops: tuple[str, str] = loops) -> str:
                     return code(self, loops, call, chunk)
 
                 def part_bytes(outer: int, loops: tuple[str, str] = loops) -> int:
-                    buffers = self.buffers + (self._pieces(loops[INNER]) and not self.alone)
+                    buffers = self.buffers + (self._has_short_chunks(loops[INNER]) and not self.alone)
                     letters = self.outputs[0] or ""
                     return (
                         ELEMENT_BYTES * buffers * prod(outer if x == loops[OUTER] else self.sizes[x] for x in letters)
                     )
 
                 loop = self.loop(loops[OUTER]), self.loop(loops[INNER])
-                found.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
-        return tuple(found)
+                result.append(Tiling(*loop, ins, outs, one, scratch_bytes=part_bytes))
+        return tuple(result)
 
     def count(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:
-        """Says how many steps of an axis a chunk has, in C."""
+        """Return the number of steps of an axis in a chunk, in C."""
         return chunk.count[loops.index(letter)] if letter in loops else str(self.sizes[letter])
 
     def begin(self, letter: str, loops: tuple[str, str], chunk: Chunk) -> str:
-        """Says where a chunk begins on an axis, in C; "0" for an axis without a loop."""
+        """Return the begin of a chunk on an axis, in C; "0" for an axis without a loop."""
         return chunk.begin[loops.index(letter)] if letter in loops else "0"
 
     def operand(self, letters: str, part: Part, loops: tuple[str, str], chunk: Chunk) -> tuple[str, dict[str, str]]:
-        """Locates a chunk of an operand, as a C expression of a float pointer, with what lies between steps."""
-        own = self.slice(letters, loops)
+        """Return a chunk's address as a C expression of a float pointer, and the elements between steps by axis."""
+        own_slice = self.slice(letters, loops)
         cut = next((place for place, letter in enumerate(letters) if letter in loops), -1)
         apart: dict[str, str] = {}
         for place, letter in enumerate(letters):
             inner = prod(self.sizes[other] for other in letters[place + 1 :])
-            before_cut = own is not None and own.pieces > 1 and place < cut
+            before_cut = own_slice is not None and own_slice.pieces > 1 and place < cut
             if before_cut:
                 between = prod(self.sizes[other] for other in letters[place + 1 : cut])
                 apart[letter] = part.apart if between == 1 else f"{between} * ({part.apart})"

@@ -1,8 +1,8 @@
-"""All ways to stream an operator: how its steps go through loops, what of it goes to storage, sizes of chunks.
+"""All variants that stream an operator: loops over its steps, streamed tensors, sizes of chunks.
 
-A form is a tiling of each of the first steps, so that what one writes of a chunk is what the next one reads of it; what
-is temporary between them is as large as a chunk. Steps behind them run on whole tensors once the loop is done.
-Everything is in closed form: nothing runs.
+A loop has a tiling of each of the first steps. The next step reads the chunk that a step writes, so that temporaries
+between them are as large as a chunk. Steps behind them run on whole tensors after the loop. All figures are in closed
+form: no kernel runs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _StepLoop:
-    """Steps in a loop.
+    """The steps of an operator that run in a loop.
 
+    Attributes
+    ----------
     tilings
-        Of the first steps; those behind them run whole afterwards.
+        Tilings of the first steps; the steps behind them run whole afterwards.
     slices
-        Of each tensor that goes through a loop, by name.
+        Slice of each tensor of a loop, by name.
     outer, inner
-        The loops; the inner one is one step's.
+        The loops; the inner loop belongs to one step.
     """
 
     tilings: tuple[Tiling, ...]
@@ -46,63 +48,63 @@ class _StepLoop:
 
     @property
     def fixed(self) -> bool:
-        """Says whether the code is written for one number of steps of the outer loop."""
+        """Whether the code is written for one number of steps of the outer loop."""
         return any(tiling.fixed for tiling in self.tilings)
 
     def loop(self, level: int) -> Loop:
-        """The outer or the inner loop, which must be there."""
-        found = (self.outer, self.inner)[level]
-        assert found is not None
-        return found
+        """Return the outer or the inner loop, which must exist."""
+        loop = (self.outer, self.inner)[level]
+        assert loop is not None
+        return loop
 
     def chunked(self, tensors: Mapping[str, Tensor], names: Sequence[str], outer: int) -> Mapping[str, Tensor]:
-        """`tensors` with those of `names` as large as a chunk of the outer loop."""
-        found = dict(tensors)
+        """Return `tensors` with those of `names` as large as a chunk of the outer loop."""
+        cut = dict(tensors)
         for name in names:
-            taken = self.slices[name]
-            nbytes = taken.unit_bytes * taken.pieces * outer
+            one = self.slices[name]
+            nbytes = one.unit_bytes * one.pieces * outer
             width = tensors[name].nbytes // max(1, tensors[name].size)
-            found[name] = replace(tensors[name], shape=(nbytes // width,))
-        return found
+            cut[name] = replace(tensors[name], shape=(nbytes // width,))
+        return cut
 
 
 def forms(operator: Operator, steps: Sequence[KernelStep]) -> Iterator[_StepLoop]:
-    """The forms of an operator, with what is run for its nodes, whose steps are `steps`."""
+    """Yield the loops over the first steps of an operator; `steps` are all its kernel calls."""
     if operator.view or not steps:
         return
     same = inner_storage(operator)
     options = [step.kernel.tilings(step.call) for step in steps]
     for first in options[0]:
         if first.outer is None:
-            found = _joined(steps[:1], [first], same)
-            if found is not None and _ends(found, steps, 1, operator, same):
-                yield found
+            loop = _join_tilings(steps[:1], [first], same)
+            if loop is not None and _can_finish(loop, steps, 1, operator, same):
+                yield loop
             continue
-        for chosen in _chains([first], options, steps, same):
-            found = _joined(steps, chosen, same)
-            if found is not None and _ends(found, steps, len(chosen), operator, same):
-                yield found
-                break  # the longest
+        for tilings in _tiling_chains([first], options, steps, same):
+            loop = _join_tilings(steps, tilings, same)
+            if loop is not None and _can_finish(loop, steps, len(tilings), operator, same):
+                yield loop
+                break  # the longest chain comes first
 
 
-def _chains(
-    chosen: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
+def _tiling_chains(
+    prefix: list[Tiling], options: Sequence[Sequence[Tiling]], steps: Sequence[KernelStep], same: Mapping[str, str]
 ) -> Iterator[list[Tiling]]:
-    """Tilings of more and more steps that agree, the longest first."""
-    if len(chosen) < len(options):
-        for option in options[len(chosen)]:
-            longer = [*chosen, option]
-            if option.inner is None and _joined(steps, longer, same) is not None:
-                yield from _chains(longer, options, steps, same)
-    yield chosen
+    """Yield lists of tilings of consecutive steps that agree, the longest first."""
+    if len(prefix) < len(options):
+        for option in options[len(prefix)]:
+            longer = [*prefix, option]
+            if option.inner is None and _join_tilings(steps, longer, same) is not None:
+                yield from _tiling_chains(longer, options, steps, same)
+    yield prefix
 
 
-def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
-    """The form of these tilings; None where two of them take other chunks of a tensor."""
+def _join_tilings(steps: Sequence[KernelStep], tilings: Sequence[Tiling], same: Mapping[str, str]) -> _StepLoop | None:
+    """Return the loop of these tilings; None if two of them need different chunks of a tensor."""
     slices: dict[str, ChunkSlice] = {}
     whole: set[str] = set()
-    outer, inner = chosen[0].outer, chosen[0].inner
-    for step, tiling in zip(steps, chosen, strict=False):
+    outer, inner = tilings[0].outer, tilings[0].inner
+    for step, tiling in zip(steps, tilings, strict=False):
         if (tiling.outer is None) != (outer is None):
             return None
         if tiling.outer is not None and outer is not None:
@@ -110,21 +112,21 @@ def _joined(steps: Sequence[KernelStep], chosen: Sequence[Tiling], same: Mapping
                 return None
             outer = Loop(outer.extent, lcm(outer.multiple, tiling.outer.multiple))
         operands = zip((*step.call.inputs, *step.call.outputs), (*tiling.inputs, *tiling.outputs), strict=True)
-        for tensor, taken in operands:
+        for tensor, one in operands:
             if tensor is None:
                 continue
             name = same.get(tensor.name, tensor.name)
-            if taken is None:
+            if one is None:
                 whole.add(name)
-            elif slices.setdefault(name, taken) != taken:
+            elif slices.setdefault(name, one) != one:
                 return None
-    return None if whole & set(slices) else _StepLoop(tuple(chosen), slices, outer, inner)
+    return None if whole & set(slices) else _StepLoop(tuple(tilings), slices, outer, inner)
 
 
-def _ends(
+def _can_finish(
     form: _StepLoop, steps: Sequence[KernelStep], count: int, operator: Operator, same: Mapping[str, str]
 ) -> bool:
-    """Says whether the steps behind the loop read nothing that is there by chunks alone."""
+    """Return whether the steps behind the loop read no tensor that exists only in chunks."""
     outside = {*operator.inputs, *operator.outputs}
     for step in steps[count:]:
         for tensor in (*step.call.inputs, *step.call.outputs):
@@ -135,29 +137,31 @@ def _ends(
 
 
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024)
-"""How many chunks a loop has that are tried."""
+"""Numbers of chunks of a loop that are tried."""
 READ_BYTES, WRITE_BYTES = 1_000, 5_000
-"""What a transfer costs beside its bytes, in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
+"""Fixed cost of a transfer in bytes: an SD card's 1 and 5 ms at 1 MB/s."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """Holds what the code of a variant is written from.
+    """Data from which the code of a variant is written.
 
+    Attributes
+    ----------
     form, outer, inner
         The loops, and the sizes of their chunks; 0 for a loop that isn't there.
     streamed
-        What goes to storage and comes from there, by name, in the order of their buffers in the workspace.
+        Names of the tensors that move to and from storage, in the order of their buffers in the workspace.
     offsets
-        Where these buffers begin.
+        Offsets of these buffers.
     pitches
-        How far apart the windows of each one's pieces lie; 0 where there is one, or none.
+        For each streamed tensor the bytes between the begins of its pieces' windows; 0 if it has one window, or none.
     layout
-        Where temporaries and scratch lie, as large as a chunk.
+        Layout of temporaries and scratch, as large as a chunk.
     scratch_offset
-        Where the tilings' own scratch begins.
+        Offset of the tilings' own scratch.
     block
-        Bytes that go to and from storage at once.
+        Bytes that move to and from storage at once.
     """
 
     form: _StepLoop
@@ -172,14 +176,16 @@ class Streamed:
 
 
 class StreamCandidate(NamedTuple):
-    """A way to stream an operator, by what it is chosen by.
+    """A variant that streams an operator, with the figures by which it is chosen.
 
+    Attributes
+    ----------
     streamed
-        What goes to storage or comes from there.
+        Tensors that move to or from storage.
     workspace_bytes
-        What it takes beside what is whole in RAM.
+        RAM that it needs beside the tensors that are whole in RAM.
     traffic
-        Bytes that it moves, and what each transfer costs beside them.
+        Bytes that it moves, and the fixed costs of transfers in bytes.
     """
 
     streamed: tuple[str, ...]
@@ -191,14 +197,16 @@ class StreamCandidate(NamedTuple):
 
 
 class StreamWays:
-    """All ways to stream an operator, beside the plain one; none where a step can't be run at all.
+    """All variants that stream an operator; none if no kernel runs one of its steps.
 
+    Parameters
+    ----------
     movable
-        What may lie on storage, by name.
+        Names of the tensors that may lie on storage.
     listed
-        Tables by rows that may, too: each row is a transfer.
+        Tables by rows that may lie on storage, too: each row is one transfer.
     values
-        Constants, as far as they are known.
+        Known constants.
     block
         Bytes that are moved at once.
     """
@@ -221,21 +229,21 @@ class StreamWays:
             except UnsupportedOpError:
                 run = ()
         self.kernels = tuple(step.kernel for step in run)
-        found = forms(as_run(operator, tensors), run)
-        self.forms = [_OfForm(operator, tensors, alignment, run, form, movable, listed, block) for form in found]
+        loops = forms(as_run(operator, tensors), run)
+        self.forms = [_LoopVariants(operator, tensors, alignment, run, form, movable, listed, block) for form in loops]
 
     def candidates(self) -> Iterator[StreamCandidate]:
-        """Each with what it takes."""
+        """Yield all candidates with their figures."""
         for number, form in enumerate(self.forms):
             yield from form.candidates(number)
 
-    def variant(self, found: StreamCandidate) -> RuntimeVariant:
-        """A candidate with all its figures."""
-        return self.forms[found.form].variant(found)
+    def variant(self, candidate: StreamCandidate) -> RuntimeVariant:
+        """Return the variant of a candidate, with all figures."""
+        return self.forms[candidate.form].variant(candidate)
 
 
-class _OfForm:
-    """The ways of one form."""
+class _LoopVariants:
+    """The variants with one loop."""
 
     def __init__(
         self,
@@ -258,7 +266,10 @@ class _OfForm:
         self._layouts: dict[int, InnerLayout] = {}
 
     def sets(self) -> list[tuple[str, ...]]:
-        """Sets that can be streamed together: of what is updated first the states, used once a step, then all."""
+        """Return the sets that can be streamed together.
+
+        Of updated tensors, the states come first, which are used once a step; then all.
+        """
 
         def may(name: str) -> bool:
             if name not in self.form.slices or self.tensors[name].nbytes <= self.block:
@@ -271,38 +282,38 @@ class _OfForm:
         later = {t.name for step in self.run[len(self.form.tilings) :] for t in step.call.inputs if t is not None}
         outputs = [n for n in self.operator.outputs if may(n) and n not in self.old]
         inputs, outputs = ([n for n in names if n not in later] for names in (inputs, outputs))
-        # what is streamed beside what is updated: the largest ones
+        # of the tensors that aren't updated, only the largest four are streamed
         others = sorted((*inputs, *outputs), key=lambda n: -self.tensors[n].nbytes)[:4]
         others = [n for n in (*inputs, *outputs) if n in others]
-        chosen = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
-        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in chosen if count or some]
+        subsets = [[n for k, n in enumerate(others) if mask >> k & 1] for mask in range(1 << len(others))]
+        return [(*olds[:count], *some) for count in range(len(olds) + 1) for some in subsets if count or some]
 
     def candidates(self, number: int) -> Iterator[StreamCandidate]:
-        """Each set, with each pair of chunk sizes."""
+        """Yield each set with each pair of chunk sizes."""
         form, sets = self.form, self.sets()
         names = tuple(dict.fromkeys(chain(*sets)))
         cut = form.fixed
         must = {n for n, s in form.slices.items() if s.picks or (cut and s.pieces > 1 and s.rows is None)}
         must -= {*self.temporaries, *self.old}
         plain = placed(self.ran, self.tensors, self.alignment).total_bytes
-        chosen = [streamed for streamed in sets if must <= set(streamed)]
-        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in chosen]
+        allowed = [streamed for streamed in sets if must <= set(streamed)]
+        saved = [sum(self.tensors[n].nbytes for n in streamed) for streamed in allowed]
         for outer, inner in self.chunks(names):
             begin = self.layout(outer).total_bytes
             scratch = max(tiling.scratch_bytes(outer) for tiling in form.tilings)
-            taken = {n: self.traffic(n, outer, inner) for n in names}
-            room = {n: _aligned(t.buffer_bytes) for n, t in taken.items() if t is not None}
-            cost = {n: _cost(t) for n, t in taken.items() if t is not None}
-            for streamed, spared in zip(chosen, saved, strict=True):
+            traffics = {n: self.traffic(n, outer, inner) for n in names}
+            room = {n: _aligned(t.buffer_bytes) for n, t in traffics.items() if t is not None}
+            cost = {n: _transfer_cost(t) for n, t in traffics.items() if t is not None}
+            for streamed, spared in zip(allowed, saved, strict=True):
                 if all(n in room for n in streamed):
                     workspace = _aligned(begin) + sum(room[n] for n in streamed) + scratch
                     if workspace < spared + plain:
                         yield StreamCandidate(streamed, workspace, sum(cost[n] for n in streamed), number, outer, inner)
 
     def chunks(self, names: Sequence[str]) -> Iterator[tuple[int, int]]:
-        """Sizes of chunks: more than one in all, but where steps are read one by one in any case."""
+        """Yield sizes of chunks that make more than one chunk, unless steps are read one by one anyway."""
         form = self.form
-        picks = any(taken.picks for taken in form.slices.values())
+        picks = any(one.picks for one in form.slices.values())
         sizes: list[list[int]] = []
         for level, loop in enumerate((form.outer, form.inner)):
             if loop is None:
@@ -310,15 +321,15 @@ class _OfForm:
                 continue
             multiples = {loop.multiple}
             for name in names:
-                taken = form.slices[name]
-                if name in self.listed and not taken.picks:
+                one = form.slices[name]
+                if name in self.listed and not one.picks:
                     multiples.add(lcm(loop.multiple, loop.extent // self.tensors[name].shape[0]))
-                if taken.level == level and taken.pieces > 1 and taken.rows is None:
-                    whole = windows.piece_multiple(self.block, loop.extent, taken.unit_bytes)
+                if one.level == level and one.pieces > 1 and one.rows is None:
+                    whole = windows.piece_multiple(self.block, loop.extent, one.unit_bytes)
                     multiples.add(lcm(loop.multiple, whole or 1))
-            # counts of chunks where there are two loops
+            # with two loops, fewer numbers of chunks are tried
             counts = COUNTS if form.outer is None or form.inner is None else (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-            sizes.append(_sizes(loop.extent, multiples, loop.most, counts))
+            sizes.append(_chunk_sizes(loop.extent, multiples, loop.most, counts))
         for outer in sizes[0]:
             for inner in sizes[1]:
                 whole_outer = form.outer is None or outer >= form.outer.extent
@@ -327,100 +338,104 @@ class _OfForm:
                     yield outer, inner
 
     def layout(self, outer: int) -> InnerLayout:
-        """Says where temporaries and scratch lie where chunks of the outer loop are so long."""
+        """Return the layout of temporaries and scratch for chunks of `outer` steps of the outer loop."""
         key = outer if self.temporaries else 0
         if key not in self._layouts:
             cut = self.tensors
-            if self.temporaries:  # an output's bytes may hold one
+            if self.temporaries:  # a temporary may lie in an output's bytes
                 names = (*self.temporaries, *(n for n in self.operator.outputs if n in self.form.slices))
                 cut = self.form.chunked(self.tensors, names, outer)
             self._layouts[key] = placed(self.ran, cut, self.alignment)
         return self._layouts[key]
 
     def traffic(self, name: str, outer: int, inner: int) -> windows.Traffic | None:
-        """The transfers of a streamed tensor, and its buffer; None where its pieces are no whole blocks."""
+        """Return the transfers and the buffer of a streamed tensor; None if its pieces aren't whole blocks."""
         form = self.form
-        taken = form.slices[name]
-        extent = form.loop(taken.level).extent
-        chunk = (outer, inner)[taken.level]
-        made = name in self.operator.outputs and name not in self.operator.inputs
-        does = not made, made or name in self.old.values()
+        one = form.slices[name]
+        extent = form.loop(one.level).extent
+        chunk = (outer, inner)[one.level]
+        is_output = name in self.operator.outputs and name not in self.operator.inputs
+        directions = not is_output, is_output or name in self.old.values()
         if name in self.rounds:
             return windows.visits(
-                self.block, self.tensors[name].nbytes, taken.unit_bytes, self.rounds[name], chunk, *does
+                self.block, self.tensors[name].nbytes, one.unit_bytes, self.rounds[name], chunk, *directions
             )
         passes = 1
-        if taken.level == INNER and form.outer is not None and (inner < extent or taken.pieces > 1):
+        if one.level == INNER and form.outer is not None and (inner < extent or one.pieces > 1):
             passes = -(-form.outer.extent // outer)
-        if taken.picks:
-            return windows.picked(self.block, self.tensors[name].nbytes, taken.unit_bytes, taken.picks, *does)
+        if one.picks:
+            return windows.picked(self.block, self.tensors[name].nbytes, one.unit_bytes, one.picks, *directions)
         if name in self.listed:
             count = self.tensors[name].shape[0]
             steps = extent // count
             whole = chunk % steps == 0
-            return windows.steps(self.block, taken.unit_bytes * steps, count, chunk // steps, *does) if whole else None
-        if taken.rows is not None or taken.pieces == 1:
-            rows = taken.rows or Rows(extent)
-            return windows.rows(self.block, rows, taken.unit_bytes, taken.pieces, extent, chunk, passes, *does)
-        multiple = windows.piece_multiple(self.block, extent, taken.unit_bytes)
+            return (
+                windows.steps(self.block, one.unit_bytes * steps, count, chunk // steps, *directions) if whole else None
+            )
+        if one.rows is not None or one.pieces == 1:
+            rows = one.rows or Rows(extent)
+            return windows.rows(self.block, rows, one.unit_bytes, one.pieces, extent, chunk, passes, *directions)
+        multiple = windows.piece_multiple(self.block, extent, one.unit_bytes)
         if not multiple or (chunk % multiple and chunk < extent):
             return None
-        return windows.pieces(extent, taken.unit_bytes, taken.pieces, chunk, passes, *does)
+        return windows.pieces(extent, one.unit_bytes, one.pieces, chunk, passes, *directions)
 
     @cached_property
     def rounds(self) -> Mapping[str, windows.Visits]:
-        """For each tensor the rounds with sweeps that take it; of none where the form has no rounds."""
+        """The rounds with sweeps that move a tensor, by name; empty if the loop has no rounds."""
         call, rounds = self.run[0].call, self.form.tilings[0].rounds  # a tiling in rounds is its form's only one
         if not rounds:
             return {}
         same = inner_storage(self.ran)
-        found: dict[str, windows.Visits] = {}
+        by_name: dict[str, windows.Visits] = {}
         for name in self.form.slices:
             inputs, outputs = (
                 [k for k, t in enumerate(of) if t is not None and same.get(t.name, t.name) == name]
                 for of in (call.inputs, call.outputs)
             )
             turns = [(one.times, one.sweeps(inputs, outputs)) for one in rounds]
-            found[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
-        return {name: visits for name, visits in found.items() if visits}
+            by_name[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
+        return {name: by_name for name, by_name in by_name.items() if by_name}
 
     def by_rows(self, name: str) -> bool:
-        """Says whether chunks can be rows of a table, or its rows are read one by one."""
-        taken, tensor = self.form.slices[name], self.tensors[name]
-        if taken.picks:
-            return taken.unit_bytes * tensor.shape[0] == tensor.nbytes
-        extent = self.form.loop(taken.level).extent
-        return taken.level == OUTER and taken.pieces == 1 and taken.rows is None and extent % tensor.shape[0] == 0
+        """Return whether chunks can be rows of a table, or its rows are read one by one."""
+        one, tensor = self.form.slices[name], self.tensors[name]
+        if one.picks:
+            return one.unit_bytes * tensor.shape[0] == tensor.nbytes
+        extent = self.form.loop(one.level).extent
+        return one.level == OUTER and one.pieces == 1 and one.rows is None and extent % tensor.shape[0] == 0
 
-    def variant(self, found: StreamCandidate) -> RuntimeVariant:
-        """A way with its figures."""
-        layout = self.layout(found.outer)
+    def variant(self, candidate: StreamCandidate) -> RuntimeVariant:
+        """Return the variant of a candidate with its figures."""
+        layout = self.layout(candidate.outer)
         reads: Counter[int] = Counter()
         writes: Counter[int] = Counter()
         reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
         offsets: list[int] = []
         pitches: list[int] = []
         end = _aligned(layout.total_bytes)
-        for n in found.streamed:
-            traffic = self.traffic(n, found.outer, found.inner)
+        for n in candidate.streamed:
+            traffic = self.traffic(n, candidate.outer, candidate.inner)
             assert traffic is not None
-            taken = self.form.slices[n]
-            own = taken.rows is not None and taken.pieces > 1
-            pitches.append(traffic.buffer_bytes // taken.pieces if own else 0)
+            one = self.form.slices[n]
+            has_windows = one.rows is not None and one.pieces > 1
+            pitches.append(traffic.buffer_bytes // one.pieces if has_windows else 0)
             offsets.append(end)
             end += _aligned(traffic.buffer_bytes)
             reads.update(traffic.reads)
             reads_of[n] = tuple(sorted(traffic.reads.items()))
             writes.update(traffic.writes)
         places = tuple(offsets), tuple(pitches)
-        detail = Streamed(self.form, found.outer, found.inner, found.streamed, *places, layout, end, self.block)
-        end = found.workspace_bytes
+        detail = Streamed(
+            self.form, candidate.outer, candidate.inner, candidate.streamed, *places, layout, end, self.block
+        )
+        end = candidate.workspace_bytes
         whole = InnerLayout(layout.storage, layout.offsets, end, (), (), end, layout.kept_bytes)
         return RuntimeVariant(
-            f"{found.form}.{found.outer}.{found.inner}." + ".".join(found.streamed),
+            f"{candidate.form}.{candidate.outer}.{candidate.inner}." + ".".join(candidate.streamed),
             whole,
-            tuple(n for n in found.streamed if n in self.operator.inputs),
-            tuple(n for n in found.streamed if n not in self.operator.inputs),
+            tuple(n for n in candidate.streamed if n in self.operator.inputs),
+            tuple(n for n in candidate.streamed if n not in self.operator.inputs),
             tuple(sorted(reads.items())),
             tuple(sorted(writes.items())),
             detail,
@@ -428,7 +443,7 @@ class _OfForm:
         )
 
 
-def _cost(traffic: windows.Traffic) -> int:
+def _transfer_cost(traffic: windows.Traffic) -> int:
     reads = sum(count * (nbytes + READ_BYTES) for nbytes, count in traffic.reads.items())
     return reads + sum(count * (nbytes + WRITE_BYTES) for nbytes, count in traffic.writes.items())
 
@@ -437,11 +452,11 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
-    """Sizes of chunks in a geometric range, largest first, each once."""
-    found: dict[int, None] = {}
+def _chunk_sizes(extent: int, multiples: Iterable[int], most: int, counts: Sequence[int]) -> list[int]:
+    """Return sizes of chunks in a geometric range, largest first, each once."""
+    sizes: dict[int, None] = {}
     for multiple in sorted(multiples):
         units = -(-extent // multiple)
         tried = (*counts, units) if units <= counts[-1] else counts
-        found.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
-    return sorted((size for size in found if not most or size <= most), reverse=True)
+        sizes.update(dict.fromkeys(min(extent, multiple * -(-units // count)) for count in tried if count <= units))
+    return sorted((size for size in sizes if not most or size <= most), reverse=True)

@@ -1,6 +1,6 @@
-"""onnxruntime on the CPU: what its kernels take of RAM, what they write over, and what it has none for.
+"""onnxruntime on the CPU: RAM of its kernels, operands that they overwrite, and types without kernels.
 
-Its figures were measured: `poetopt.ops.runtimes.onnxruntime.kernels` says how. The library itself is not imported.
+The figures were measured as `poetopt.ops.runtimes.onnxruntime.kernels` describes. The library itself is not imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def in_place(node: Node) -> tuple[int, ...]:
-    """Says which inputs of a node its kernel may write over, by position."""
+    """Return the positions of the inputs that a node's kernel may overwrite."""
     places = () if node.domain else op_of(node.op_type).in_place
     return tuple(place for place in places if place < len(node.inputs))
 
@@ -30,19 +30,19 @@ FEW_KERNELS = ("bfloat16", "float64")
 
 
 def type_notes(graph: TrainingGraph) -> tuple[str, ...]:
-    """That operators compute in types for which onnxruntime leaves out kernels of the CPU, in words.
+    """Return notes on operators in types for which onnxruntime lacks many CPU kernels.
 
-    Costs and schedules are right all the same. Which kernels there are differs between versions, so `run` finds out.
+    Costs and schedules are right nevertheless. Versions have different kernels, so that only `run` finds out.
     """
     kinds: dict[str, dict[str, None]] = {dtype: {} for dtype in FEW_KERNELS}
     for operator in graph.operators:
         for name in operator.outputs if not operator.backward and not operator.view else ():
             kinds.get(graph.tensors[name].dtype, {}).update(dict.fromkeys(operator.kind.split(TOGETHER)))
     return tuple(
-        f"operators in {dtype} ({', '.join(list(found)[:4])}{', ...' if len(found) > 4 else ''}): onnxruntime may have "
-        "no kernels for them on the CPU, and then `run` can't execute the plan; export the model in float32 for that"
-        for dtype, found in kinds.items()
-        if found
+        f"operators in {dtype} ({', '.join(list(names)[:4])}{', ...' if len(names) > 4 else ''}): onnxruntime may have "
+        "no CPU kernels for them, and then `run` can't execute the plan; export the model in float32 to execute it"
+        for dtype, names in kinds.items()
+        if names
     )
 
 
@@ -51,25 +51,25 @@ PAGE = 4096
 
 
 class OnnxRuntime(Runtime):
-    """onnxruntime's CPU provider with one thread and graph optimisations off: each node runs by itself."""
+    """onnxruntime's CPU provider with one thread and graph optimisations off, so that each node runs separately."""
 
     name = "onnxruntime"
     version = MEASURED
     alignment = 64
     """A cache line, and the widest vector register."""
     chunk_bytes = 2**20
-    """What operators stream, they stream in chunks of so many bytes or more."""
+    """Operators stream in chunks of at least so many bytes."""
 
     def in_place(self, node: Node) -> tuple[int, ...]:
-        """See `Runtime.in_place`."""
+        """Return the inputs that the output may overwrite (`Runtime.in_place`)."""
         return in_place(node)
 
     def kernel_bytes(self, node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-        """See `Runtime.kernel_bytes`."""
+        """Return the most bytes that the kernel of a node allocates (`Runtime.kernel_bytes`)."""
         return kernel_bytes(node, inputs, outputs)
 
     def workspace(self, operator: Operator, tensors: Mapping[str, Tensor], alignment: int | None = None) -> InnerLayout:
-        """The temporaries that the nodes pass to one another."""
+        """Return the layout of the temporaries that the nodes pass to one another."""
         return node_by_node(self, operator, tensors, alignment)
 
     def variants(
@@ -83,7 +83,7 @@ class OnnxRuntime(Runtime):
         values: Mapping[str, Array] | None = None,
         block_bytes: int = 1,
     ) -> Iterator[RuntimeVariant]:
-        """See `Runtime.variants`: the plain one, then those of `ways`."""
+        """Yield the plain variant, then those that stream (`Runtime.variants`)."""
         alignment = self.alignment if alignment is None else alignment
         plain = self.workspace(operator, tensors, alignment)
         yield RuntimeVariant("plain", plain)
@@ -99,15 +99,15 @@ class OnnxRuntime(Runtime):
         takes: tuple[str, str],
         values: Mapping[str, Array] | None = None,
     ) -> RuntimeVariant | None:
-        """See `TakesOver.taking`: by `ways.taking`."""
+        """Return the variant that writes an output over an input; None if there is none."""
         return taking(self, operator, tensors, self.alignment if alignment is None else alignment, takes, values or {})
 
     def reserve_bytes(self, kernels: int) -> int:
-        """Whole pages, cut at both ends: a block of the heap that starts and ends within a page takes both."""
+        """Return whole pages: a block of the heap that starts and ends within a page occupies both pages."""
         return (-(-kernels // PAGE) + 2) * PAGE
 
     def notes(self, graph: TrainingGraph) -> tuple[str, ...]:
-        """Says which operators compute in a type that few kernels are there for."""
+        """Return notes on operators in types with few kernels."""
         return type_notes(graph)
 
 

@@ -1,25 +1,25 @@
-"""Along which axes a node can be cut, so that its kernel gives each slice the bits that it has in the whole.
+"""Axes along which a node can be cut, so that its kernel computes each slice with the bits of the whole.
 
-A rule gives each axis of each operand a letter. Axes of one letter are cut together; an axis without one can't be. What
-has no axis of the letter that is cut is whole in each slice. Kernels whose sums go in an order of their own bound the
-chunks (MLAS, in onnxruntime 1.31):
+A rule gives each axis of each operand a letter. Axes of one letter are cut together; an axis without a letter can't be
+cut. An operand without the letter is whole in each slice. Kernels that sum in a fixed order restrict the chunks (MLAS,
+in onnxruntime 1.31):
 
 | axis | chunks |
 |---|---|
-| rows of a product | 2 or more: a single row has a kernel of its own |
-| columns of a product | more than 64, so that what is summed up goes in the same blocks |
-| what a product sums up | multiples of its blocks: of 128, or 1,024 where there are 64 columns or fewer |
-| channels that a convolution writes | more than its positions where all are, so that it unfolds alike |
-| what stays of a reduction | 2 or more; runs that are summed up begin at a multiple of 64 elements, as in the whole |
+| rows of a product | 2 or more: a single row has a special kernel |
+| columns of a product | more than 64, so that the products are summed in the same blocks |
+| the inner axis of a product | multiples of its blocks: of 128, or 1,024 for 64 columns or fewer |
+| channels that a convolution writes | more than its positions if all channels are, so that it unfolds equally |
+| axes that a reduction keeps | 2 or more; runs that are summed begin at a multiple of 64 elements, as in the whole |
 
-A product with one row is not cut along columns: its kernels go by how many there are.
+A product with one row is not cut along columns: the choice of its kernel depends on their number.
 
-What stays in RAM, and is there in pieces (`in_ram`), has two rules more, for channels:
+An operand that stays in RAM in separate runs (`in_ram`) has two more rules, for channels:
 
 | axis | chunks |
 |---|---|
 | channels of a normalization | any |
-| channels that sums are taken for | 2 or more, whose planes begin where vectors do: one alone is summed up otherwise |
+| channels of sums | 2 or more, whose planes begin where vectors do: one channel alone is summed in another order |
 """
 
 from __future__ import annotations
@@ -40,21 +40,23 @@ if TYPE_CHECKING:
 
 
 ELEMENTS = 64
-"""What chunks of a vectorized kernel are a multiple of, so that no element changes between vector and remainder."""
+"""Chunks of a vectorized kernel are multiples of it, so that no element changes between vector and remainder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
     """The letters of a node's operands.
 
+    Attributes
+    ----------
     inputs, outputs
-        A letter for each axis of each, "-" for none.
+        A letter for each axis of each operand, "-" for none.
     summed
-        The letter of what is summed up.
+        The letter of the axis that is summed up.
     multiples, least
-        What chunks of a letter are multiples of, and the fewest positions that one may have, the last included.
+        By letter, the number whose multiples chunks are, and the fewest positions of a chunk; this includes the last.
     aligned
-        Whether sums go by where their runs begin in memory.
+        Whether the order of sums depends on where their runs begin in memory.
     """
 
     inputs: tuple[str, ...]
@@ -69,16 +71,18 @@ class Axes:
 class Through:
     """A node that is cut.
 
+    Attributes
+    ----------
     cuts
-        How each operand is, by name.
+        Cut of each operand, by name.
     per
-        What a step of the loop takes of the axis that `multiple` and `least` bound.
+        Positions per step of the loop on the axis that `multiple` and `least` restrict.
     summed
-        Whether it sums up over what is cut.
+        Whether it sums up over the cut axis.
     exact
         Whether no element changes between vector and remainder.
     aligned
-        Whether sums go by where their runs begin in memory.
+        Whether the order of sums depends on where their runs begin in memory.
     """
 
     cuts: Mapping[str, Cut]
@@ -99,13 +103,13 @@ def through(
     *,
     in_ram: bool = False,
 ) -> Through | None:
-    """Says how a node is cut where its operand `name` is; None where it can't be."""
+    """Return how a node is cut if its operand `name` is cut; None if that is impossible."""
     if node.domain:
         return None
     op = op_of(node.op_type)
     if op.cuts is not None:
-        found = op.cuts(node, name, cut, tensors)
-        return None if found is None else Through(found, cut.per, exact=op.exact)
+        cuts_by_name = op.cuts(node, name, cut, tensors)
+        return None if cuts_by_name is None else Through(cuts_by_name, cut.per, exact=op.exact)
     rule = op.letters or (op.letters_in_ram if in_ram else op.letters_streamed)
     inputs = tuple(tensors[n] if n else None for n in node.inputs)
     axes = rule(Call(node, inputs, tuple(tensors[n] for n in node.outputs if n), values)) if rule is not None else None
@@ -133,7 +137,7 @@ def through(
 
 
 def _is_step(node: Node) -> bool:
-    """Says whether it is a HardSigmoid without a rounding: through 0, or with a power of two for its slope."""
+    """Return whether a node is a HardSigmoid without rounding: through 0, or with a power of two as slope."""
     if node.op_type != "HardSigmoid":
         return False
     slope, bias = (float(node.attributes.get(key, 0.2)) for key in ("alpha", "beta"))  # type: ignore[arg-type]
@@ -143,55 +147,55 @@ def _is_step(node: Node) -> bool:
 Rule = Callable[[Call], Axes | None]
 
 
-def _whole(call: Call, index: int) -> list[int]:
-    """The whole numbers of a known input."""
+def _known_ints(call: Call, index: int) -> list[int]:
+    """Return the integers of a known input."""
     value = call.value(index)
     return [] if value is None else [int(v) for v in value.reshape(-1).tolist()]
 
 
 def _letter(axis: int) -> str:
-    """Of an axis that is known by its number alone: a large one."""
+    """Return the capital letter of an axis that is known by its number alone."""
     return chr(ord("A") + axis)
 
 
-def _letters(rank: int, without: Container[int] = ()) -> str:
-    """Those of all axes but these."""
+def _letters_except(rank: int, without: Container[int] = ()) -> str:
+    """Return the letters of all axes except `without`."""
     return "".join("-" if k in without else _letter(k) for k in range(rank))
 
 
 def elementwise(call: Call) -> Axes | None:
-    """Axes along which operands broadcast alike."""
+    """Return the axes along which all operands broadcast equally."""
     shape = call.output().shape
 
     def letters(tensor: Tensor | None) -> str:
-        own = tensor.shape if tensor is not None else ()
-        begin = len(shape) - len(own)
-        return "".join(_letter(begin + k) if size == shape[begin + k] > 1 else "-" for k, size in enumerate(own))
+        own_shape = tensor.shape if tensor is not None else ()
+        begin = len(shape) - len(own_shape)
+        return "".join(_letter(begin + k) if size == shape[begin + k] > 1 else "-" for k, size in enumerate(own_shape))
 
     return Axes(tuple(map(letters, call.inputs)), (letters(call.output()),))
 
 
 def _product(columns: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """Multiples and least positions of rows ("m"), columns ("n") and what is summed up ("k")."""
+    """Return multiples and least positions of rows ("m"), columns ("n") and the inner axis ("k")."""
     narrow = 64  # columns up to which a product sums up in longer blocks
     return {"n": 16, "k": 128 if columns > narrow else 1024}, {"m": 2, "n": narrow + 1}
 
 
 def gemm(call: Call) -> Axes | None:
-    """Rows, columns, and what is summed up."""
+    """Return rows, columns and the inner axis."""
     rows, columns = call.output().shape
     if rows < 2 or call.output().dtype != "float32":
         return None
     a = "km" if call.integer("transA", 0) else "mk"
     b = "nk" if call.integer("transB", 0) else "kn"
-    own = call.shape(2)
-    last = zip("mn"[2 - len(own) :], own, (rows, columns)[2 - len(own) :], strict=True)
+    c_shape = call.shape(2)
+    last = zip("mn"[2 - len(c_shape) :], c_shape, (rows, columns)[2 - len(c_shape) :], strict=True)
     c = "".join(letter if size == whole > 1 else "-" for letter, size, whole in last)
     return Axes((a, b, c)[: len(call.inputs)], ("mn",), "k", *_product(columns))
 
 
 def matmul(call: Call) -> Axes | None:
-    """Rows, columns of a matrix, and what is summed up."""
+    """Return rows, columns of a matrix and the inner axis."""
     a, b = call.shape(0), call.shape(1)
     if len(a) < 2 or len(b) != 2 or call.output().dtype != "float32" or prod(a[:-1]) < 2:
         return None
@@ -200,14 +204,14 @@ def matmul(call: Call) -> Axes | None:
 
 
 def transpose(call: Call) -> Axes | None:
-    """Axes in another order."""
+    """Return all axes, in another order for the result."""
     rank = len(call.output().shape)
     perm = call.integers("perm", range(rank)[::-1])
-    return Axes((_letters(rank),), ("".join(map(_letter, perm)),))
+    return Axes((_letters_except(rank),), ("".join(map(_letter, perm)),))
 
 
 def conv(call: Call) -> Axes | None:
-    """Images and channels."""
+    """Return images and channels."""
     if call.integer("group", 1) != 1:
         return None
     rest, channels, positions = "-" * (len(call.output().shape) - 2), call.shape(1)[0], prod(call.output().shape[2:])
@@ -216,75 +220,75 @@ def conv(call: Call) -> Axes | None:
 
 
 def softmax(call: Call) -> Axes | None:
-    """Along the last axis, and alike at each place of the others."""
+    """Return all axes but the last, along which the softmax goes."""
     rank = len(call.output().shape)
-    letters = _letters(rank, (rank - 1,))
+    letters = _letters_except(rank, (rank - 1,))
     return Axes((letters,), (letters,)) if rank and call.integer("axis", -1) % rank == rank - 1 else None
 
 
 def batch_norm(positions: bool) -> Rule:
-    """Channels by statistics that are given; and whether they are cut along their positions, too."""
+    """Return a rule for given statistics: images and channels; with `positions` the spatial axes too."""
 
     def rule(call: Call) -> Axes | None:
         rank = len(call.output().shape)
         if call.integer("training_mode", 0) or len(call.outputs) > 1 or rank < 2:
             return None
-        letters = "nc" + (_letters(rank)[2:] if positions else "-" * (rank - 2))
+        letters = "nc" + (_letters_except(rank)[2:] if positions else "-" * (rank - 2))
         return Axes((letters, *["c"] * 4), (letters,))
 
     return rule
 
 
 def layer_norm(call: Call) -> Axes | None:
-    """Rows; their means and slopes have an axis of one for those along which they go."""
+    """Return rows; their means and deviations have size 1 along the normalized axes."""
     rank = len(call.output().shape)
-    letters = _letters(rank, range(call.integer("axis", -1) % rank, rank))
+    letters = _letters_except(rank, range(call.integer("axis", -1) % rank, rank))
     return Axes((letters, *("" for _ in call.inputs[1:])), (letters,) * len(call.outputs))
 
 
 def reduction(call: Call) -> Axes | None:
-    """Axes that stay."""
+    """Return the axes that the reduction keeps."""
     if call.value(1) is None:
         return None
     rank = len(call.shape(0))
-    own = _letters(rank, {axis % rank for axis in _whole(call, 1)})
-    made = own if call.integer("keepdims", 1) else own.replace("-", "")
-    return Axes((own, ""), (made,), least=dict.fromkeys(own.replace("-", ""), 2), aligned=True)
+    x_letters = _letters_except(rank, {axis % rank for axis in _known_ints(call, 1)})
+    y_letters = x_letters if call.integer("keepdims", 1) else x_letters.replace("-", "")
+    return Axes((x_letters, ""), (y_letters,), least=dict.fromkeys(x_letters.replace("-", ""), 2), aligned=True)
 
 
 def pool(call: Call) -> Axes | None:
-    """Planes; places of maxima count in all of x."""
+    """Return planes; a pool that also outputs indices can't be cut, as they count in all of x."""
     letters = "nc" + "-" * (len(call.output().shape) - 2)
     return Axes((letters,), (letters,)) if len(call.outputs) == 1 else None
 
 
 def sliced(call: Call) -> Axes | None:
-    """Axes that aren't cut."""
+    """Return the axes that the Slice leaves whole."""
     rank = len(call.output().shape)
-    letters = _letters(rank, {k % rank for k in _whole(call, 3)})
+    letters = _letters_except(rank, {k % rank for k in _known_ints(call, 3)})
     return None if call.value(3) is None else Axes((letters,), (letters,))
 
 
 def channel_sums(call: Call) -> Axes | None:
-    """Sums over all axes but the second."""
+    """Return channels, for sums over all axes but the second."""
     data, rank = call.input(0), len(call.shape(0))
     if call.value(1) is None or call.integer("keepdims", 1) or rank < 3:
         return None
     plane = data.nbytes // prod(data.shape[:2])
-    # the widest vector, and what buffers are aligned to
-    if {k % rank for k in _whole(call, 1)} != {*range(rank)} - {1} or plane % 64:
+    # 64 bytes are the widest vector, and the alignment of buffers
+    if {k % rank for k in _known_ints(call, 1)} != {*range(rank)} - {1} or plane % 64:
         return None
     return Axes((f"-c{'-' * (rank - 2)}",), ("c",), least={"c": 2})
 
 
 def view(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
-    """The same bytes in another shape."""
-    given, made = node.inputs[0], node.outputs[0]
-    if name not in (given, made):
+    """Cut a view: the same bytes in another shape."""
+    x, y = node.inputs[0], node.outputs[0]
+    if name not in (x, y):
         return None
-    other = made if name == given else given
-    found = _reshaped(tensors[name].shape, tensors[other].shape, cut)
-    return None if found is None else {name: cut, other: found}
+    other = y if name == x else x
+    other_cut = _reshaped(tensors[name].shape, tensors[other].shape, cut)
+    return None if other_cut is None else {name: cut, other: other_cut}
 
 
 def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | None:
@@ -297,56 +301,56 @@ def _reshaped(shape: Sequence[int], other: Sequence[int], cut: Cut) -> Cut | Non
 
 
 def col2im(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
-    """Channels of the image are blocks of the columns' second axis."""
-    given, made = node.inputs[0], node.outputs[0]
-    if name not in (given, made) or cut.axis > 1:
+    """Cut a Col2Im: channels of the image are blocks of the columns' second axis."""
+    x, y = node.inputs[0], node.outputs[0]
+    if name not in (x, y) or cut.axis > 1:
         return None
-    block = tensors[given].shape[1] // tensors[made].shape[1] if cut.axis else 1
-    if name == given:
-        return {given: cut, made: Cut(cut.axis, cut.per // block)} if cut.per % block == 0 else None
-    return {made: cut, given: Cut(cut.axis, cut.per * block)}
+    block = tensors[x].shape[1] // tensors[y].shape[1] if cut.axis else 1
+    if name == x:
+        return {x: cut, y: Cut(cut.axis, cut.per // block)} if cut.per % block == 0 else None
+    return {y: cut, x: Cut(cut.axis, cut.per * block)}
 
 
 def scatter(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
-    """Rows that are written over those of a table."""
-    data, indices, made = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
+    """Cut a ScatterND of rows along the rows of its table."""
+    data, indices, y = node.inputs[0], tensors[node.inputs[1]], node.outputs[0]
     rows = len(indices.shape) == 2 and indices.shape[1] == 1 and len(tensors[data].shape) == 2
-    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, made) or cut != Cut(0):
+    if not rows or node.attributes.get("reduction", "none") != "none" or name not in (data, y) or cut != Cut(0):
         return None
-    return {data: cut, made: cut}
+    return {data: cut, y: cut}
 
 
 def dequantize(node: Node, name: str, cut: Cut, tensors: Mapping[str, Tensor]) -> Mapping[str, Cut] | None:
-    """Every element has the scale of its own place: of whole blocks, some of the scales."""
+    """Cut a DequantizeLinear: elements keep their scales; chunks of whole blocks have some of the scales."""
     x, scale, *zero = node.inputs
     axis, block = sharing(tensors[x].shape, tensors[scale].shape, *settings(node))
     if name not in (x, node.outputs[0]):
-        own = axis if axis is not None and not block else cut.axis
-        cut = Cut(own, cut.per * block if block and own == axis else cut.per)
-    found = {x: cut, node.outputs[0]: cut}
+        own_axis = axis if axis is not None and not block else cut.axis
+        cut = Cut(own_axis, cut.per * block if block and own_axis == axis else cut.per)
+    cuts = {x: cut, node.outputs[0]: cut}
     if block and cut.axis == axis and cut.per % block:
         return None
     if block or cut.axis == axis:
         per = cut.per // block if block and cut.axis == axis else cut.per
-        found.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
+        cuts.update((n, Cut(cut.axis if block else 0, per)) for n in (scale, *filter(None, zero)))
     whole = all(
         one.per * prod(tensors[n].shape[one.axis + 1 :]) % PACKED.get(tensors[n].dtype, 1) == 0
-        for n, one in found.items()
+        for n, one in cuts.items()
     )
-    return found if whole and name in found else None
+    return cuts if whole and name in cuts else None
 
 
 def reads_rows(node: Node, name: str) -> bool:
-    """Says whether a node reads rows of the table `name`, by their numbers."""
+    """Return whether a node gathers rows of the table `name` by their numbers."""
     gathers = node.op_type == "Gather" and not node.domain and not node.attributes.get("axis", 0)
     return gathers and node.inputs[0] == name and node.inputs[1] != name
 
 
 def row_range(node: Node, name: str, tensors: Mapping[str, Tensor], values: Mapping[str, Array]) -> range | None:
-    """The rows of the table `name`, one behind another, that a Slice takes; None for all other nodes."""
+    """Return the contiguous rows of the table `name` that a Slice reads; None for all other nodes."""
     if node.op_type != "Slice" or node.domain or node.inputs[0] != name or name in node.inputs[1:]:
         return None
-    known = [values.get(given) for given in node.inputs[1:]]
+    known = [values.get(operand) for operand in node.inputs[1:]]
     if len(known) < 3 or any(value is None or value.size != 1 for value in known):
         return None
     begin, end, axis, *step = (int(value.reshape(-1)[0]) for value in known if value is not None)

@@ -1,11 +1,13 @@
-"""Describes what onnxruntime's CPU kernels allocate for themselves while they run, beside their inputs and outputs.
+"""Bytes that onnxruntime's CPU kernels allocate while they run, beside their inputs and outputs.
 
-For one intra-op thread, graph optimisations off, onnxruntime 1.31 on x86-64. Each rule was measured over random shapes
-by an allocator that counts, and by the process's peak for what kernels take from the heap directly (marked
-*heap*); it is exact or an upper bound. An op's declaration names its rule; without one it allocates nothing.
+The rules hold for one intra-op thread, graph optimisations off, onnxruntime 1.31 on x86-64. Each rule was measured over
+random shapes by an allocator that counts. Memory that kernels take from the heap directly (marked *heap*) was measured
+by the process's peak. A rule is exact or an upper bound. An op's declaration names its rule; an op without one
+allocates nothing.
 
-Each block counts in multiples of `BLOCK`. In half precision few operators compute: onnxruntime casts to float32 and
-back around the others, so that all do count with float32 copies of their operands and results, and what theirs take.
+Each block counts in multiples of `BLOCK`. Few operators have kernels in half precision: onnxruntime casts to float32
+and back around the others. So all operators in half precision count float32 copies of their operands and results, and
+the memory of the float32 kernel.
 """
 
 from __future__ import annotations
@@ -23,29 +25,31 @@ MEASURED = "1.31"
 """The version of onnxruntime that the rules were measured on."""
 
 BLOCK = 64
-"""What each of a kernel's blocks is rounded up to."""
+"""Each of a kernel's blocks is rounded up to a multiple of so many bytes."""
 
 CONV_SLICE = 128 * 128 * 4
 """The slice of the unfolded input that one thread works on, in bytes."""
 
 PLANNED = 256
-"""What the temporaries of an op that onnxruntime expands into others are rounded up to."""
+"""Temporaries of an op that onnxruntime expands into others are rounded up to a multiple of so many bytes."""
 
 
 def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int:
-    """Most bytes that the kernel of one ONNX node holds at once beyond its inputs and outputs.
+    """Return the most bytes that the kernel of one ONNX node holds at once beside its inputs and outputs.
 
+    Parameters
+    ----------
     inputs
         Its inputs in order, None for an absent one.
     outputs
-        The outputs that it has, in order.
+        Its outputs in order.
     """
     op = op_of("" if node.domain else node.op_type)
     copies = 0
     if not op.any_type:
         halves = [tensor for tensor in (*inputs, *outputs) if tensor is not None and tensor.dtype in _HALF]
         copies = sum(_round(4 * tensor.size) for tensor in halves)
-        if node.op_type == "Gelu":  # there it is expanded into others
+        if node.op_type == "Gelu":  # in half precision onnxruntime expands it into others
             copies += sum(_round(4 * tensor.size) for tensor in halves[:1])
         inputs, outputs = [_widened(one) for one in inputs], [one for one in map(_widened, outputs) if one is not None]
     return copies + (op.workspace(Call(node, tuple(inputs), tuple(outputs))) if op.workspace else 0)
@@ -67,7 +71,7 @@ def _item_bytes(c: Call) -> int:
 
 
 def conv(c: Call) -> int:
-    """Unfolded input: 4 taps x positions where channels are more than these, else a slice; 0 where nothing unfolds."""
+    """Return the unfolded input: 4 taps x positions if channels exceed positions, else a slice; 0 without unfolding."""
     weight = c.shape(1)
     groups = c.integer("group", 1)
     taps, positions = math.prod(weight[1:]), math.prod(c.output().shape[2:])
@@ -77,7 +81,7 @@ def conv(c: Call) -> int:
         if math.prod(weight[2:]) == 1:
             return 0
         if weight[1] == 1 and len(weight) <= 4 and weight[-1] == data[-1]:
-            # windows as wide as the plane: each is a run of the input as it lies there
+            # windows as wide as the plane: each is contiguous in the input
             return 0
     if weight[0] // groups > positions:
         return _round(4 * taps * positions)
@@ -85,7 +89,7 @@ def conv(c: Call) -> int:
 
 
 def softmax(c: Call) -> int:
-    """Input and output transposed, unless it goes over the last axis."""
+    """Return the transposed input and output, unless the axis is the last."""
     rank = len(c.shape(0))
     if rank == 0 or c.integer("axis", -1) % rank == rank - 1:
         return 0
@@ -93,14 +97,14 @@ def softmax(c: Call) -> int:
 
 
 def cross_entropy(c: Call) -> int:
-    """2 x the logits; planes add 8 a label, weights 4, ignore_index 36: it is expanded into others."""
-    # of planes, the labels' copies come to what freed temporaries still hold on the heap
+    """Return 2 x the logits; planes add 8 a label, weights 4, ignore_index 36: the op is expanded into others."""
+    # with planes, the labels' copies add to freed temporaries that the heap still holds
     planes = 2 * _round(4 * math.prod(c.shape(1)), PLANNED) if len(c.shape(0)) > 2 else 0
     return 2 * _round(c.nbytes(0), PLANNED) + planes + PLANNED + _loss(c)
 
 
 def _loss(c: Call) -> int:
-    # weights bring their own value for each label; an ignored class a mask and a choice
+    # weights add a value for each label; an ignored class adds a mask and a Where
     labels = math.prod(c.shape(1))
     each = _round(4 * labels, PLANNED) + PLANNED
     weighted = each if c.nbytes(2) else 0
@@ -111,8 +115,8 @@ def _loss(c: Call) -> int:
 
 
 def where(c: Call) -> int:
-    """Each choice broadcast with the condition, before they are merged."""
-    # each choice is masked by the condition first, in the shape that the two broadcast to
+    """Return each choice broadcast with the condition, before they are merged."""
+    # each choice is masked by the condition first, in their common broadcast shape
     size = _item_bytes(c)
     return sum(_round(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
 
@@ -124,15 +128,15 @@ def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
 
 
 def lrn(c: Call) -> int:
-    """Squares and their sums: the input, and one padded image."""
+    """Return the squares and their sums: the input, and one padded image."""
     shape = c.shape(0)
     padded = shape[1] + c.integer("size", 1) - 1
     return _round(c.nbytes(0)) + _round(4 * padded * math.prod(shape[2:]))
 
 
 def variadic(c: Call) -> int:
-    """The largest two successive partial results, from three operands on."""
-    # folded two by two: each partial result lives until the next is there, and the last is the output
+    """Return the largest two successive partial results, from three operands on."""
+    # operands are folded in pairs: each partial result lives until the next is computed, and the last is the output
     size = _item_bytes(c)
     shape, partial = c.shape(0), []
     for k in range(1, len(c.inputs) - 1):
@@ -142,14 +146,14 @@ def variadic(c: Call) -> int:
 
 
 def group_normalization(c: Call) -> int:
-    """3 x the input: it is expanded into others (partly *heap*)."""
+    """Return 3 x the input: the op is expanded into others (partly *heap*)."""
     statistics = 4 * c.shape(0)[0] * c.integer("num_groups", 1)
     small = 2 * _round(c.nbytes(1), PLANNED) + 4 * _round(statistics, PLANNED)
     return 3 * _round(c.nbytes(0), PLANNED) + small
 
 
 def attention(c: Call) -> int:
-    """The scores of all heads, which are written out; causal adds one mask."""
+    """Return the scores of all heads, which are written out; `is_causal` adds one mask."""
     queries, keys = c.shape(0), c.shape(1)
     heads = queries[1] if len(queries) == 4 else c.integer("q_num_heads", 1)
     plane = 4 * queries[-2] * keys[-2]
@@ -157,26 +161,26 @@ def attention(c: Call) -> int:
 
 
 def recurrent(c: Call) -> int:
-    """The gates of all steps: inputs times weights; a reversed direction adds what it reads and writes."""
+    """Return the gates of all steps (inputs times weights); a reversed direction adds its operands and results."""
     data, recurrent = c.shape(0), c.shape(2)
     directions, gates, hidden = recurrent
     rows = math.prod(data[:-1])
     states = 8 * _round(4 * data[1] * gates) * directions
     turned = c.text("direction", "forward") != "forward"
-    again = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
-    return directions * _round(4 * rows * gates) + again + states
+    reversed_bytes = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
+    return directions * _round(4 * rows * gates) + reversed_bytes + states
 
 
 def rnn(c: Call) -> int:
-    """One direction's Y, and all of Y where nobody asks for it: inputs times weights."""
-    # the second direction takes the first one's room
+    """Return one direction's Y, and all of Y if the node doesn't output it: inputs times weights."""
+    # the second direction reuses the memory of the first
     directions, hidden, _ = c.shape(2)
     whole = _round(4 * math.prod(c.shape(0)[:-1]) * hidden)
     return whole + (0 if c.node.outputs and c.node.outputs[0] else directions * whole)
 
 
 def resize(c: Call) -> int:
-    """A position along each axis (*heap*), with weights: 8 (nearest), 16 or 24 (linear), 256 (cubic)."""
+    """Return the positions along each axis with weights (*heap*): 8 (nearest), 16 or 24 (linear), 256 (cubic) each."""
     shape = c.output().shape
     inner = sum(shape[2:])
     mode = c.text("mode", "nearest")
@@ -188,8 +192,8 @@ def resize(c: Call) -> int:
 
 
 def dft(c: Call) -> int:
-    """A line's factors: n complex numbers (onesided 2 n) for a power of two, else 5 x the one from 2 n - 1 on."""
-    # the axis may be an input: the one that changes, else any of them
+    """Return a line's factors: n complex numbers (onesided 2 n) for powers of two, else 5 x the one from 2 n - 1 on."""
+    # the axis may be an input: then it is the one whose size changes, else any
     pairs = list(zip(c.shape(0)[:-1], c.output().shape[:-1], strict=True))
     pairs = [(a, b) for a, b in pairs if a != b] or pairs
     onesided = bool(c.integer("onesided", 0))
@@ -202,53 +206,53 @@ def dft(c: Call) -> int:
 
 
 def _line(length: int, onesided: bool) -> int:
-    # a power of two has n factors, and the whole spectrum where half of it is written; else a convolution is made of it
+    # a power of two has n factors, and the whole spectrum if half of it is written; else the kernel convolves
     return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
 
 
 def matmul(c: Call) -> int:
-    """96 a product, where it is a batch of them (*heap*): descriptors."""
-    # one descriptor a product; a product with a matrix is one, with a vector one for each row
+    """Return 96 bytes per product of a batch (*heap*): descriptors."""
+    # one descriptor per product; a product with a matrix is one, a product with a vector one for each row
     right = len(c.shape(1))
     products = c.output().size if right == 1 else math.prod(c.output().shape[:-2]) if right > 2 else 1
     return _round(96 * products) if products > 1 else 0
 
 
 def columns(c: Call) -> int:
-    """One image's columns before they are folded: 4 k C_out / groups x input positions."""
+    """Return one image's columns before they are folded: 4 k C_out / groups x input positions."""
     return _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:]))
 
 
 def log_likelihood(c: Call) -> int:
-    """8 a label, and the same for weights and ignore_index: it is expanded into others."""
+    """Return 8 a label, and the extra of `cross_entropy` for weights and ignore_index: the op is expanded."""
     return 2 * _round(4 * math.prod(c.shape(1)), PLANNED) + _loss(c)
 
 
 def widened_indices(c: Call) -> int:
-    """8 an index (*heap*): indices are checked and widened."""
+    """Return 8 bytes per index (*heap*): indices are checked and widened."""
     return _round(8 * math.prod(c.shape(1)))
 
 
 def permuted(c: Call) -> int:
-    """Permuted copies: what operands, and twice what the output takes."""
+    """Return the permuted copies: the operands' bytes, and twice the output's."""
     return sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.output().nbytes)
 
 
 def statistics(c: Call) -> int:
-    """12 a channel (*heap*): deviations, factors, shifts; in training 20, with the batch's sums."""
+    """Return 12 a channel (*heap*): deviations, factors, shifts; in training 20, with the batch's sums."""
     return (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1))
 
 
 def expanded(c: Call) -> int:
-    """One output: it is expanded into others."""
+    """Return the bytes of one output: the op is expanded into others."""
     return _round(c.output().nbytes, PLANNED)
 
 
 def mean_variance(c: Call) -> int:
-    """3 x the input: it is expanded into others (partly *heap*)."""
+    """Return 3 x the input: the op is expanded into others (partly *heap*)."""
     return 3 * _round(c.nbytes(0))
 
 
 def mask(c: Call) -> int:
-    """1 an element (*heap*): a mask that nobody asked for is made all the same."""
+    """Return 1 byte per element (*heap*): the kernel computes the mask even if the node doesn't output it."""
     return 0 if len(c.outputs) > 1 else _round(c.output().size)

@@ -1,4 +1,4 @@
-"""Describes which nodes of an operator go through one loop together, from one axis of one tensor on."""
+"""Loops over the nodes of an operator: all nodes that have to be cut if one axis of one tensor is."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ if TYPE_CHECKING:
 
 
 COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
-"""About so many chunks are tried."""
+"""Approximate numbers of chunks that are tried."""
 
 
 @dataclass(frozen=True)
 class SliceLoop:
     """A loop over some of an operator's nodes.
 
+    Attributes
+    ----------
     extent
         Its steps.
     cuts
-        How each tensor that goes through it is cut.
+        Cut of each tensor of the loop, by name.
     before, each, behind
-        The nodes that run once, for each chunk, and once.
+        The nodes that run once before the loop, for each chunk, and once behind it.
     sums
-        What nodes of `each` sum up over all chunks.
+        Outputs that nodes of `each` sum up over all chunks.
     multiple, least
-        Steps of a chunk: a multiple, and the fewest, of the last one too.
+        Chunks have a multiple of `multiple` steps, and at least `least`; this includes the last chunk.
     """
 
     extent: int
@@ -45,14 +47,14 @@ class SliceLoop:
     least: int
 
     def sizes(self) -> Iterator[int]:
-        """Steps of a chunk for about as many chunks as `COUNTS` has, each once."""
-        found: set[int] = set()
+        """Yield the steps of a chunk for about each number of chunks in `COUNTS`, each once."""
+        seen: set[int] = set()
         for count in COUNTS:
             size = -(-self.extent // count)
             size = -(-size // self.multiple) * self.multiple
             last = self.extent % size if size < self.extent else 0
-            if self.least <= size < self.extent and (not last or last >= self.least) and size not in found:
-                found.add(size)
+            if self.least <= size < self.extent and (not last or last >= self.least) and size not in seen:
+                seen.add(size)
                 yield size
 
 
@@ -64,18 +66,20 @@ def loops(
     *,
     in_ram: bool = False,
 ) -> Iterator[SliceLoop]:
-    """The loops that one of `names` goes through, each once.
+    """Yield the loops over an axis of one of `names`, each once.
 
+    Parameters
+    ----------
     in_ram
-        Whether all slices are of what is in RAM: there may be many small ones then.
+        Whether all cut tensors are in RAM: then slices may be many and small.
     """
-    found: list[Mapping[str, Cut]] = []
+    seen: list[Mapping[str, Cut]] = []
     for name in names:
         for axis, size in enumerate(tensors[name].shape):
-            if size > 1 and not any(cuts.get(name) == Cut(axis) for cuts in found):
+            if size > 1 and not any(cuts.get(name) == Cut(axis) for cuts in seen):
                 loop = _loop(operator, tensors, name, axis, values, in_ram=in_ram)
-                if loop is not None and loop.cuts not in found:
-                    found.append(loop.cuts)
+                if loop is not None and loop.cuts not in seen:
+                    seen.append(loop.cuts)
                     yield loop
 
 
@@ -94,18 +98,18 @@ def _loop(
         for used in {*node.inputs, *node.outputs} - {""}:
             users.setdefault(used, []).append(k)
     cuts = {name: Cut(axis)}
-    ways: dict[int, Through] = {}
+    sliced_nodes: dict[int, Through] = {}
     waiting = [name]
     while waiting:
         cut = waiting.pop()
         for k in users.get(cut, ()):
             if cuts[cut] == Cut(0) and cut in operator.inputs and reads_rows(operator.nodes[k], cut):
                 continue
-            way = through(operator.nodes[k], cut, cuts[cut], tensors, values, in_ram=in_ram)
-            if way is None or (k in ways and ways[k].cuts != way.cuts):
+            sliced_node = through(operator.nodes[k], cut, cuts[cut], tensors, values, in_ram=in_ram)
+            if sliced_node is None or (k in sliced_nodes and sliced_nodes[k].cuts != sliced_node.cuts):
                 return None
-            ways[k] = way
-            for operand, one in way.cuts.items():
+            sliced_nodes[k] = sliced_node
+            for operand, one in sliced_node.cuts.items():
                 if operand not in cuts:
                     cuts[operand] = one
                     waiting.append(operand)
@@ -113,42 +117,46 @@ def _loop(
                     return None
     if any(tensors[n].shape[c.axis] != extent * c.per for n, c in cuts.items()):
         return None
-    for k, way in ways.items():
+    for k, sliced_node in sliced_nodes.items():
         node = operator.nodes[k]
-        if {n for n in (*node.inputs, *node.outputs) if n in cuts} != set(way.cuts):
+        if {n for n in (*node.inputs, *node.outputs) if n in cuts} != set(sliced_node.cuts):
             return None
-    order = _ordered(operator.nodes, ways)
+    order = _split_nodes(operator.nodes, sliced_nodes)
     if order is None:
         return None
-    sums = frozenset(operator.nodes[k].outputs[0] for k, way in ways.items() if way.summed)
+    sums = frozenset(operator.nodes[k].outputs[0] for k, sliced_node in sliced_nodes.items() if sliced_node.summed)
     multiple, least = 1, 1
-    for way in ways.values():
-        multiple = lcm(multiple, way.multiple // gcd(way.multiple, way.per))
-        least = max(least, -(-way.least // way.per))
+    for sliced_node in sliced_nodes.values():
+        multiple = lcm(multiple, sliced_node.multiple // gcd(sliced_node.multiple, sliced_node.per))
+        least = max(least, -(-sliced_node.least // sliced_node.per))
     for cut_name, one in cuts.items():
-        if in_ram and all(ways[k].exact for k in users[cut_name] if k in ways):
+        if in_ram and all(sliced_nodes[k].exact for k in users[cut_name] if k in sliced_nodes):
             continue
         unit = one.unit_bytes(tensors[cut_name])
         whole = ELEMENTS * tensors[cut_name].nbytes // max(tensors[cut_name].size, 1)
-        own = whole // gcd(whole, unit)
-        if one.pieces(tensors[cut_name]) > 1 and extent % own and any(way.aligned for way in ways.values()):
+        multiple_here = whole // gcd(whole, unit)
+        if (
+            one.pieces(tensors[cut_name]) > 1
+            and extent % multiple_here
+            and any(sliced_node.aligned for sliced_node in sliced_nodes.values())
+        ):
             return None
-        multiple = lcm(multiple, own)
+        multiple = lcm(multiple, multiple_here)
     return SliceLoop(extent, cuts, *order, sums, multiple, least)
 
 
-def _ordered(
-    nodes: Sequence[Node], ways: Mapping[int, Through]
+def _split_nodes(
+    nodes: Sequence[Node], sliced_nodes: Mapping[int, Through]
 ) -> tuple[tuple[Node, ...], tuple[Node, ...], tuple[Node, ...]] | None:
-    """Gives what runs before the loop, in it, and behind it; None where something in it waits for what is behind it."""
+    """Return the nodes before, in and behind the loop; None if a node in it needs a result from behind it."""
     before, each, behind = [], [], []
     late: set[str] = set()
     for k, node in enumerate(nodes):
-        if k in ways:
+        if k in sliced_nodes:
             if late.intersection(node.inputs):
                 return None
             each.append(node)
-            late.update(node.outputs if ways[k].summed else ())
+            late.update(node.outputs if sliced_nodes[k].summed else ())
         elif late.intersection(node.inputs):
             behind.append(node)
             late.update(node.outputs)
@@ -161,30 +169,30 @@ HOLD = "Hold"
 
 
 def once_used(loop: SliceLoop) -> set[str]:
-    """Gives what nodes outside of the loop read and write whole."""
+    """Return the tensors that nodes outside of the loop read and write whole."""
     nodes = (*loop.before, *loop.behind)
     names = ((node, n) for node in nodes for n in (*node.inputs, *node.outputs))
     return {n for node, n in names if not (loop.cuts.get(n) == Cut(0) and node in loop.before and reads_rows(node, n))}
 
 
 def held(loop: SliceLoop) -> list[str]:
-    """Gives what is there before the loop, and read in each pass."""
-    made = {n for node in loop.before for n in node.outputs if n}
-    return sorted(made.intersection(n for node in loop.each for n in node.inputs))
+    """Return the tensors that are computed before the loop, and read in each pass."""
+    computed = {n for node in loop.before for n in node.outputs if n}
+    return sorted(computed.intersection(n for node in loop.each for n in node.inputs))
 
 
 def hold(read: Sequence[str] = (), written: Sequence[str] = ()) -> tuple[Node, ...]:
-    """A node that does nothing, but that its operands live up to there, or from there on."""
+    """Return a node that computes nothing and keeps `read` alive up to it, and `written` from it on; often none."""
     return (Node(HOLD, tuple(read), tuple(written), domain=OWN_DOMAIN),) if read or written else ()
 
 
 def moved(each: Sequence[Node], buffered: Collection[str], operator: Operator) -> Iterator[Node]:
-    """The nodes of each chunk, each with what brings its slices before it, and what takes them away behind it."""
-    there: set[str] = set()
+    """Yield the nodes of each chunk, with nodes that fetch slices before them and store slices behind them."""
+    fetched: set[str] = set()
     for node in each:
         for name in node.inputs:
-            if name in buffered and name in operator.inputs and name not in there:
-                there.add(name)
+            if name in buffered and name in operator.inputs and name not in fetched:
+                fetched.add(name)
                 yield fetch(name)
         yield node
         yield from (store(name) for name in node.outputs if name in buffered and name in operator.outputs)

@@ -1,9 +1,10 @@
-"""The ways to stream an operator that are worth a choice: few, and none where everything is small.
+"""The best variants that stream an operator, or that write its output over an input.
 
-Operators whose output is written over an input: as they are, or slice by slice.
+There are few streamed variants, and none if all tensors are small.
 
-Node by node, dX can't lie on dY as long as a later node reads dY, and masks or products need bytes of their own. Slice
-by slice, they are as large as a slice, and dY's slice is read before dX's is written.
+An output is written over an input by the whole operator, or slice by slice. Node by node, dX can't lie on dY while a
+later node reads dY, and masks or products need memory of their own. Slice by slice, they are as large as a slice, and
+dY's slice is read before dX's is written.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """Holds what is asked for.
+class _VariantRequest:
+    """An operator whose variants are requested.
 
+    Attributes
+    ----------
     kernels
-        The most that a kernel may allocate: what one of the plain operator's does.
+        The most bytes that a kernel may allocate: the most of the plain operator's kernels.
     takes
-        By name the input and the output that lies on it, where one does.
+        Names of an input and the output that lies on it; empty if there is none.
     """
 
     runtime: NodeKernels
@@ -44,7 +47,7 @@ class _Asked:
     takes: tuple[str, ...] = ()
 
     def layout(self, nodes: Sequence[Node], tensors: Mapping[str, Tensor], buffered: Collection[str]) -> InnerLayout:
-        """The workspace of these nodes, with buffers; an output is an update of the input that it takes over."""
+        """Return the workspace of these nodes with buffers; an output that overwrites an input is its update."""
         operator, pairs = self.operator, self.operator.updates
         if self.takes:
             pairs = (*pairs, (self.takes[0], self.takes[1]))
@@ -54,14 +57,14 @@ class _Asked:
             inputs=tuple(n for n in operator.inputs if n not in buffered),
             outputs=tuple(n for n in operator.outputs if n not in buffered),
             updates=tuple(pair for pair in pairs if not {*pair}.intersection(buffered)),
-            over=operator.name,  # so that no temporary lies in an output, whose slices come and go
+            over=operator.name,  # no temporary may lie in an output, whose slices change
         )
         return node_by_node(self.runtime, inside, tensors, self.alignment)
 
     def sliced(self, loop: SliceLoop, size: int, transferred: Collection[str] = ()) -> Sliced | None:
-        """In slices of so many steps, of which these come from storage and go there.
+        """Return the operator in slices of `size` steps, where `transferred` tensors move from and to storage.
 
-        None where a kernel would allocate more, a view has to copy, or what has a buffer is also used whole.
+        None if a kernel would allocate more, a view has to copy, or a tensor with a buffer is also used whole.
         """
         operator, tensors = self.operator, self.tensors
         outside = [n for n in (*operator.inputs, *operator.outputs) if n in loop.cuts]
@@ -69,9 +72,9 @@ class _Asked:
         once = once_used(loop)
         if once.intersection((*buffered, *self.takes[1:])):
             return None
-        adding, further = _adding(loop)
+        adding, further = _accumulate(loop)
         each = tuple(moved(adding, buffered, operator))
-        before = tuple(_rowwise(loop.before, buffered))
+        before = tuple(_read_rows(loop.before, buffered))
         nodes = (*before, *hold(written=sorted(loop.sums)), *each, *hold(read=held(loop)), *loop.behind)
         cut = {**tensors, **{n: c.slice(tensors[n], size) for n, c in loop.cuts.items()}}
         layout = self.layout(nodes, cut, buffered)
@@ -79,7 +82,7 @@ class _Asked:
             node.op_type in VIEW_OPS and not is_inner_view(node, layout.storage) for node in each
         ):
             return None
-        if self.takes and self.takes[0] not in buffered and not _read_first(self, nodes, layout):
+        if self.takes and self.takes[0] not in buffered and not _is_read_before_write(self, nodes, layout):
             return None
         figures = [need for node, need in zip(nodes, layout.kernel_bytes, strict=True) if node.op_type != HOLD]
         layout = replace(layout, kernel_bytes=tuple(figures), kernel_offsets=())
@@ -96,73 +99,75 @@ def taking(
     takes: tuple[str, str],
     values: Mapping[str, Array],
 ) -> RuntimeVariant | None:
-    """The operator with an output over the bytes of an input of the same size; None where that can't be.
+    """Return the variant that writes an output over an input of the same size; None if there is none.
 
+    It is the first variant whose workspace is small, else the one with the least workspace.
+
+    Parameters
+    ----------
     takes
-        The input and the output.
+        Names of the input and the output.
     values
-        Constants by name.
-
-    Of the ways that there are, the first whose workspace is small, else the one that takes the least.
+        Known constants by name.
     """
     kernels = max(node_by_node(runtime, operator, tensors, alignment).kernel_bytes)
     best: Sliced | None = None
-    for found in _over(_Asked(runtime, operator, tensors, alignment, kernels, takes), values):
-        if best is None or found.layout.temporaries_bytes < best.layout.temporaries_bytes:
-            best = found
-        # a workspace of one such part of the output is small enough: more slices only take time
+    for sliced in _in_place_variants(_VariantRequest(runtime, operator, tensors, alignment, kernels, takes), values):
+        if best is None or sliced.layout.temporaries_bytes < best.layout.temporaries_bytes:
+            best = sliced
+        # a workspace of 1/32 of the output is small enough: more slices only cost time
         if best.layout.temporaries_bytes * 32 <= tensors[takes[1]].nbytes:
             break
     return None if best is None else RuntimeVariant("over", best.layout, detail=best)
 
 
-def _over(asked: _Asked, values: Mapping[str, Array]) -> Iterator[Sliced]:
-    """Whole, then in more and more slices."""
-    operator, tensors, (given, made) = asked.operator, asked.tensors, asked.takes
-    layout = asked.layout(operator.nodes, tensors, ())
-    if max(layout.kernel_bytes) <= asked.kernels and _read_first(asked, operator.nodes, layout):
+def _in_place_variants(request: _VariantRequest, values: Mapping[str, Array]) -> Iterator[Sliced]:
+    """Yield the whole operator, then the operator in more and more slices."""
+    operator, tensors, (source, target) = request.operator, request.tensors, request.takes
+    layout = request.layout(operator.nodes, tensors, ())
+    if max(layout.kernel_bytes) <= request.kernels and _is_read_before_write(request, operator.nodes, layout):
         yield Sliced(0, 1, {}, operator.nodes, (), (), replace(layout, kernel_offsets=()))
-    for loop in loops(operator, tensors, (given,), values, in_ram=True):
-        if loop.sums or loop.cuts.get(made) != loop.cuts[given]:
+    for loop in loops(operator, tensors, (source,), values, in_ram=True):
+        if loop.sums or loop.cuts.get(target) != loop.cuts[source]:
             continue
         for size in loop.sizes():
-            # the least of the output that a slice has: what is smaller takes longer to call than to compute
-            if size * tensors[made].nbytes < 2**17 * loop.extent:
+            # calls of smaller slices of the output take longer than their computation
+            if size * tensors[target].nbytes < 2**17 * loop.extent:
                 break
-            found = asked.sliced(loop, size)
-            if found is not None:
-                yield found
+            sliced = request.sliced(loop, size)
+            if sliced is not None:
+                yield sliced
 
 
-def _read_first(asked: _Asked, nodes: Sequence[Node], layout: InnerLayout) -> bool:
-    """Says whether the input has been read, or is written over by a kernel that may, when the output is written."""
+def _is_read_before_write(request: _VariantRequest, nodes: Sequence[Node], layout: InnerLayout) -> bool:
+    """Return whether the output is written after the last read of the input, or by a kernel that may overwrite it."""
 
     def storage(name: str) -> str:
         return layout.storage.get(name, name)
 
-    given, made = map(storage, asked.takes)
-    if given == made:
+    source, target = map(storage, request.takes)
+    if source == target:
         return False
-    written = [k for k, node in enumerate(nodes) if made in map(storage, node.outputs)]
-    read = [k for k, node in enumerate(nodes) if given in map(storage, filter(None, node.inputs))]
+    written = [k for k, node in enumerate(nodes) if target in map(storage, node.outputs)]
+    read = [k for k, node in enumerate(nodes) if source in map(storage, filter(None, node.inputs))]
     if not written or not read:
         return False
     first, last = written[0], read[-1]
     if last < first:
         return True
-    over = [storage(nodes[first].inputs[index]) for index in asked.runtime.in_place(nodes[first])]
-    return last == first and len(nodes[first].outputs) == 1 and given in over
+    overwritable = [storage(nodes[first].inputs[index]) for index in request.runtime.in_place(nodes[first])]
+    return last == first and len(nodes[first].outputs) == 1 and source in overwritable
 
 
 MOST = 4
-"""Ways of an operator."""
+"""The most streamed variants of an operator."""
 READ_BYTES, WRITE_BYTES = 1 << 15, 1 << 16
-"""What an SD card reads and writes while one of its transfers begins, about."""
+"""Bytes that an SD card could read and write while one of its transfers starts, approximately."""
 
 
 @dataclass(frozen=True)
-class _Way:
-    """A way with what it is chosen by: RAM while it runs, and its transfers in bytes, beside reading what is stored."""
+class _RatedVariant:
+    """A variant with its RAM while it runs, and the cost of its transfers in bytes beyond reading stored operands."""
 
     variant: RuntimeVariant
     ram_bytes: int
@@ -179,74 +184,80 @@ def ways(
     plain: InnerLayout,
     chunk_bytes: int,
 ) -> list[RuntimeVariant]:
-    """The ways to stream some of `movable`, the leanest first; at most MOST.
+    """Return at most MOST variants that stream some of `movable`; the one with the least RAM is first.
 
+    Parameters
+    ----------
     plain
-        The operator's layout where nothing is streamed: no kernel may allocate more than there.
+        The operator's layout without streaming: no kernel may allocate more than in it.
     chunk_bytes
-        The largest of what is streamed has chunks of so many bytes or more; what is smaller than two is not streamed.
+        The largest streamed tensor has chunks of at least so many bytes. A tensor below two chunks isn't streamed.
     """
     large = [name for name in movable if tensors[name].nbytes >= 2 * chunk_bytes]
     if not large or operator.view:
         return []
     whole = sum(tensors[n].nbytes for n in _operands(operator)) + plain.temporaries_bytes
-    asked = _Asked(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
+    request = _VariantRequest(runtime, operator, tensors, alignment, max(plain.kernel_bytes))
     scales = [n for node in operator.nodes if node.op_type == "DequantizeLinear" for n in node.inputs[1:2]]
-    found = [
-        way
+    variants = [
+        variant
         for loop in loops(operator, tensors, [*large, *scales], values)
-        for way in _of_loop(asked, loop, large, chunk_bytes)
+        for variant in _loop_variants(request, loop, large, chunk_bytes)
     ]
-    # a way takes at most so much of the RAM that the operator takes plain
-    found = [way for way in (*found, *_of_rows(asked, large, values)) if way.ram_bytes <= 0.9 * whole]
-    return [way.variant for way in _chosen(found, whole)]
+    # a variant needs at most 90 % of the plain operator's RAM
+    variants = [
+        variant for variant in (*variants, *_row_variants(request, large, values)) if variant.ram_bytes <= 0.9 * whole
+    ]
+    return [variant.variant for variant in _select_variants(variants, whole)]
 
 
 def _operands(operator: Operator) -> list[str]:
-    """Gives what is in RAM while it runs plain; what is updated once."""
+    """Return the tensors that are in RAM while the operator runs plain; updated tensors once."""
     new = {new for _, new in operator.updates}
     return [n for n in dict.fromkeys((*operator.inputs, *operator.outputs)) if n not in new]
 
 
-def _chosen(found: Iterable[_Way], whole: int) -> list[_Way]:
-    """Of those that none betters in RAM and transfers both: the leanest, and the cheapest at some levels above it."""
-    front: list[_Way] = []
-    for way in sorted(found, key=lambda w: (w.ram_bytes, w.price, w.variant.name)):
-        if not front or way.price < front[-1].price:
-            front.append(way)
+def _select_variants(variants: Iterable[_RatedVariant], whole: int) -> list[_RatedVariant]:
+    """Return the Pareto optimum with the least RAM, and the cheapest ones at some levels of RAM above it."""
+    front: list[_RatedVariant] = []
+    for variant in sorted(variants, key=lambda w: (w.ram_bytes, w.price, w.variant.name)):
+        if not front or variant.price < front[-1].price:
+            front.append(variant)
     if len(front) <= MOST:
         return front
     least = front[0].ram_bytes
     kept = {0: front[0]}
     for k in range(1, MOST):
         level = least * (whole / least) ** (k / MOST)
-        at = max(i for i, way in enumerate(front) if way.ram_bytes <= level)
+        at = max(i for i, variant in enumerate(front) if variant.ram_bytes <= level)
         kept[at] = front[at]
     return [kept[at] for at in sorted(kept)]
 
 
-def _of_loop(asked: _Asked, loop: SliceLoop, large: Sequence[str], chunk_bytes: int) -> Iterator[_Way]:
-    tensors, new, once = asked.tensors, dict(asked.operator.updates), once_used(loop)
-    may = [n for n in large if n in loop.cuts and n not in once]
-    chosen = [
-        [n for n in may if tensors[n].role is Role.OPTIMIZER_STATE],
-        [n for n in may if tensors[n].role in STORED],
-        [n for n in may if tensors[n].role not in STORED],
-        may,
+def _loop_variants(
+    request: _VariantRequest, loop: SliceLoop, large: Sequence[str], chunk_bytes: int
+) -> Iterator[_RatedVariant]:
+    tensors, new, once = request.tensors, dict(request.operator.updates), once_used(loop)
+    allowed = [n for n in large if n in loop.cuts and n not in once]
+    subsets = [
+        [n for n in allowed if tensors[n].role is Role.OPTIMIZER_STATE],
+        [n for n in allowed if tensors[n].role in STORED],
+        [n for n in allowed if tensors[n].role not in STORED],
+        allowed,
     ]
-    for number, streamed in enumerate(chosen):
-        if not streamed or streamed in chosen[:number]:
+    for number, streamed in enumerate(subsets):
+        if not streamed or streamed in subsets[:number]:
             continue
         transferred = {*streamed, *(new[n] for n in streamed if n in new)}
         for size in loop.sizes():
             largest = max(size * tensors[n].nbytes // loop.extent for n in streamed)
-            found = asked.sliced(loop, size, transferred) if largest >= chunk_bytes else None
-            if found is not None:
-                yield _figured(asked.operator, tensors, found, streamed)
+            sliced = request.sliced(loop, size, transferred) if largest >= chunk_bytes else None
+            if sliced is not None:
+                yield _rate_variant(request.operator, tensors, sliced, streamed)
 
 
-def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
-    """The nodes of each chunk, those that sum up as products of matrices; and what runs from the second chunk on."""
+def _accumulate(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
+    """Return the nodes of each chunk, with sums as matrix products, and their replacements from the second chunk on."""
     each: list[Node] = []
     further: dict[str, Node] = {}
     for node in loop.each:
@@ -260,10 +271,10 @@ def _adding(loop: SliceLoop) -> tuple[tuple[Node, ...], Mapping[str, Node]]:
     return tuple(each), further
 
 
-def _rowwise(
+def _read_rows(
     nodes: Sequence[Node], streamed: Collection[str], runs: Mapping[str, range] = MappingProxyType({})
 ) -> Iterator[Node]:
-    """The nodes, those that read rows of what is streamed from storage; `runs` has, by output, those in a row."""
+    """Yield the nodes; reads of streamed tables read storage. `runs` has the contiguous ranges of rows by output."""
     for node in nodes:
         table = next((n for n in node.inputs if n in streamed), "")
         if table and node.outputs[0] in runs:
@@ -272,12 +283,14 @@ def _rowwise(
             yield fetch_rows(table, node.inputs[1], node.outputs[0]) if table else node
 
 
-def _of_rows(asked: _Asked, large: Sequence[str], values: Mapping[str, Array]) -> Iterator[_Way]:
-    """Reading rows of tables from storage, where nothing else of them is read."""
-    operator, tensors = asked.operator, asked.tensors
+def _row_variants(
+    request: _VariantRequest, large: Sequence[str], values: Mapping[str, Array]
+) -> Iterator[_RatedVariant]:
+    """Yield the variant that reads rows of tables from storage, if nodes read only rows of them."""
+    operator, tensors = request.operator, request.tensors
     readers = {n: [node for node in operator.nodes if n in node.inputs] for n in large if n in operator.inputs}
-    taken = ((node.outputs[0], row_range(node, n, tensors, values)) for n, nodes in readers.items() for node in nodes)
-    runs = {made: rows for made, rows in taken if rows is not None}
+    ranges = ((node.outputs[0], row_range(node, n, tensors, values)) for n, nodes in readers.items() for node in nodes)
+    runs = {output: rows for output, rows in ranges if rows is not None}
     tables = [
         n
         for n, nodes in readers.items()
@@ -285,18 +298,20 @@ def _of_rows(asked: _Asked, large: Sequence[str], values: Mapping[str, Array]) -
     ]
     if not tables or operator.updates:
         return
-    nodes = tuple(_rowwise(operator.nodes, tables, runs))
+    nodes = tuple(_read_rows(operator.nodes, tables, runs))
     inside = replace(operator, nodes=nodes, inputs=tuple(n for n in operator.inputs if n not in tables))
-    layout = node_by_node(asked.runtime, inside, tensors, asked.alignment)
-    if max(layout.kernel_bytes) <= asked.kernels:
+    layout = node_by_node(request.runtime, inside, tensors, request.alignment)
+    if max(layout.kernel_bytes) <= request.kernels:
         layout = replace(layout, kernel_offsets=())
-        yield _figured(
+        yield _rate_variant(
             operator, tensors, Sliced(0, 1, {}, nodes, (), (), layout, frozenset(tables), frozenset(tables)), tables
         )
 
 
-def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]) -> _Way:
-    """The way with its transfers."""
+def _rate_variant(
+    operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, streamed: Sequence[str]
+) -> _RatedVariant:
+    """Return the variant with its transfers."""
     old = {old for old, _ in operator.updates}
     reads: Counter[int] = Counter()
     writes: Counter[int] = Counter()
@@ -308,15 +323,15 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
             reads[tensors[node.outputs[0]].nbytes // max(rows, 1)] += rows
     reads_of: dict[str, tuple[tuple[int, int], ...]] = {}
     for name in streamed:
-        own: Counter[int] = Counter()
+        tensor_reads: Counter[int] = Counter()
         for begin, count in sliced.chunks():
             window = sliced.window(tensors[name], begin, count)
             if name in operator.inputs:
-                own[window.nbytes] += window.pieces
+                tensor_reads[window.nbytes] += window.pieces
             if name in operator.outputs or name in old:
                 writes[window.nbytes] += window.pieces
-        reads.update(own)
-        reads_of[name] = tuple(sorted(own.items()))
+        reads.update(tensor_reads)
+        reads_of[name] = tuple(sorted(tensor_reads.items()))
     whole = sum(tensors[n].nbytes for n in _operands(operator) if n not in streamed)
     variant = RuntimeVariant(
         f"{sliced.chunk}.{'.'.join(streamed)}",
@@ -331,4 +346,4 @@ def _figured(operator: Operator, tensors: Mapping[str, Tensor], sliced: Sliced, 
     price = sum((n + READ_BYTES) * count for n, count in reads.items())
     price += sum((n + WRITE_BYTES) * count for n, count in writes.items())
     price -= sum(tensors[n].nbytes + READ_BYTES for n in streamed if tensors[n].role in STORED)
-    return _Way(variant, whole + sliced.layout.temporaries_bytes, price)
+    return _RatedVariant(variant, whole + sliced.layout.temporaries_bytes, price)
