@@ -435,7 +435,7 @@ def found_by(code: int, message: str) -> str:
         return "certificate"
     if "taken from the file" in message:
         return "listed as taken from the file"
-    return "model and device" if "the file was edited" in message or "model" in message else "simulation and report"
+    return "model and device" if "The file was edited" in message or "model" in message else "simulation and report"
 
 
 def main() -> None:

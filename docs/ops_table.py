@@ -61,7 +61,7 @@ REGIONS = """
 Exporters write several nodes in place of one op. poetopt recognises them by their
 values or structure (`poetopt.autodiff.regions`). `tests/autodiff/test_regions.py`
 compares them with the same network without regions. QuantizeLinear and DequantizeLinear
-have the rules of `--with straight-through` (`poetopt.autodiff.quantization`).
+have the rules of `--straight-through` (`poetopt.autodiff.quantization`).
 
 | region | rule |
 |---|---|
@@ -190,7 +190,9 @@ def emitted(own: list[Spec]) -> tuple[str, float]:
     workspace = 0.0
     for there in ("", "y0", "i0"):
         reads: set[str] = set()
-        with patch.object(GraphBuilder, "kept", lambda builder, tensor, there=there: _asked(builder, tensor, there)):
+        with patch.object(
+            GraphBuilder, "kept", lambda builder, tensor, there=there: _keeps(builder, tensor, there)
+        ):
             for spec in own:
                 step = differentiate(graph_of(spec, "float32"), loss="none")
                 forward = next(o for o in step.operators if o.name == "op")
@@ -206,8 +208,8 @@ def emitted(own: list[Spec]) -> tuple[str, float]:
     return " or ".join(answers), workspace
 
 
-def _asked(builder: GraphBuilder, tensor: Tensor, there: str) -> bool:
-    builder.asked = True
+def _keeps(builder: GraphBuilder, tensor: Tensor, there: str) -> bool:
+    builder.is_queried = True
     return tensor.name == there
 
 

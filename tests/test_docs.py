@@ -42,7 +42,7 @@ ELSEWHERE = {
     "poetopt solve adapted.onnx --device a72 --total-ram 128MB --optimizer adamw -o plan.json": (
         "tests/cli/test_commands.py"
     ),
-    "poetopt train plan.json --data ids.npy --validate held.npy --with metrics=perplexity -o trained.onnx": (
+    "poetopt train plan.json --data ids.npy --validate held.npy --metrics perplexity -o trained.onnx": (
         "tests/cli/test_commands.py"
     ),
     "poetopt inspect net.onnx": "tests/training/test_page.py",
@@ -55,7 +55,7 @@ ELSEWHERE = {
     "python -m benchmarks.paper.draw": "writes the pictures of docs/paper.md",
     "pip install .": "make extension",
     "poetopt formulations --show wakeups": "make extension",
-    "poetopt solve resnet18-cifar --device a72 --ram 50% --with wakeups=4 --backend highs-single": "make extension",
+    "poetopt solve resnet18-cifar --device a72 --ram 50% --block wakeups=4 --backend highs-single": "make extension",
     "python -m pytest": "make extension",
 }
 """What is typed on a page and not executed here, and where it is."""
@@ -105,6 +105,14 @@ def broken(page: Path) -> list[str]:
 @each("page", [*PAGES, *DECISIONS])
 def test_links_lead_somewhere(page: Path) -> None:
     assert broken(page) == []
+
+
+@each("page", [*PAGES, *DECISIONS])
+def test_lines_of_prose_are_short(page: Path) -> None:
+    """At most 90 characters, tables, headings, equations, comments and code aside."""
+    kept = re.sub(r"\$\$.*?\$\$", "", prose(page), flags=re.DOTALL)
+    other = ("|", "#", "!", "<!--", "    ")
+    assert [line for line in kept.splitlines() if len(line) > 90 and not line.startswith(other)] == []
 
 
 @each("page", [*PAGES, *DECISIONS])

@@ -129,7 +129,7 @@ def test_weights_may_be_paged() -> None:
 def test_what_makes_no_sense_is_one_message() -> None:
     model = branching()
     for wrong in ({"optimizer": "sgd"}, {"micro_batch": 2}, {"label_smoothing": 0.1}, {"rates": {"w*": 0.1}}):
-        with pytest.raises(OptionError, match="--loss forward-only: nothing is trained; leave out"):
+        with pytest.raises(OptionError, match=r"--loss forward-only: nothing is trained. Leave out"):
             po.solve(model, loss="forward-only", device="a72", ram="100%", **wrong)
     report = po.solve(model, loss="forward-only", device="a72", ram="100%")
     with pytest.raises(OptionError, match="of a network alone"):

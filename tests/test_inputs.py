@@ -58,15 +58,15 @@ def test_what_a_plan_names_is_a_regular_file(plan: Path, run: Runner) -> None:
     for model in ("/dev/zero", str(plan.with_name("pipe.onnx"))):
         for command in ("run", "verify"):
             ended = run(command, _naming(plan, model))
-            ended.assert_one_message("as its model, and that is no regular file", "--model", code=2)
-    with pytest.raises(PlanError, match="no regular file"):
+            ended.assert_one_message("its model, is not a regular file", "--model", code=2)
+    with pytest.raises(PlanError, match="not a regular file"):
         load_plan(_naming(plan, "/dev/zero"))
     for board in ("/dev/zero", str(plan.with_name("pipe.onnx"))):
         document = json.loads(plan.read_text(encoding="utf-8"))
         document["model"]["recipe"]["device"] = board
         changed = plan.with_name("changed.json")
         changed.write_text(json.dumps(document), encoding="utf-8")
-        run("verify", changed).assert_one_message("as its device, and that is no regular file", "--device", code=2)
+        run("verify", changed).assert_one_message("its device, is not a regular file", "--device", code=2)
 
 
 @zeros

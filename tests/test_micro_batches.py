@@ -271,7 +271,7 @@ def test_updates_that_do_not_fit_are_refused() -> None:
 
 
 def test_statistics_of_a_batch_are_refused_unless_each_part_may_have_its_own() -> None:
-    with pytest.raises(ModelError, match=r"'bn1' .* statistics of the whole batch; --with micro-batch-statistics"):
+    with pytest.raises(ModelError, match=r"'bn1' .* statistics of the whole batch; --micro-batch-statistics"):
         po.load("resnet18-cifar", batch=4, micro_batch=2)
     model = normalized()
     with pytest.raises(ModelError, match="statistics of the whole batch"):
@@ -417,5 +417,5 @@ def test_the_mean_over_labels_that_count_is_that_of_the_whole_batch(rule: Mappin
         found, _ = executed(made(parts), batch)
         close(found, wanted)
     assert made(2).graph.whole.inputs == ("x", "labels")  # type: ignore[union-attr]
-    with pytest.raises(OptionError, match="on the runtime c a batch comes part by part; leave --micro-batch out"):
+    with pytest.raises(OptionError, match=r"on the runtime c a batch comes part by part. Leave --micro-batch out"):
         made(2, "c")

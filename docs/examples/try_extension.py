@@ -115,7 +115,7 @@ def main() -> None:
             "solve",
             "resnet18-cifar",
             *options,
-            "--with",
+            "--block",
             "wakeups=2",
             "--backend",
             "highs-single",

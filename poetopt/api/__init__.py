@@ -1,9 +1,9 @@
-"""The Python interface: load, differentiate, cost, solve, simulate, execute.
+"""Python interface: load, differentiate, cost, solve, simulate, execute.
 
     import poetopt as po
     problem = po.load("model.onnx").differentiate(loss="cross-entropy").cost(po.device("a72"))
     report = po.solve(problem, ram="40%", deadline="1.2x")
     po.execute(report)
 
-The command line stands on it. `poetopt` has all of it by name.
+The command line is built on it. `poetopt` exports all of it by name.
 """

@@ -1,7 +1,7 @@
-"""Plans that are run where their memory counts: made ready by one process, run by another that reads no model.
+"""Runs of plans whose memory matters: one process prepares the step, another one runs it without reading the model.
 
-The network, its training graph and ordinary training take several times what a plan does. All of that happens in
-processes that have ended when the step begins, or begin when it has ended.
+The network, its training graph and ordinary training take several times the memory of a plan. All of them exist only
+in processes that end before the step begins, or begin after it ends.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Compared:
-    """The outcome of a comparison with ordinary training.
+    """Result of a comparison with ordinary training.
 
+    Attributes
+    ----------
     document, title, rows
-        Of `run --json`, and for people.
+        Output of `run --json`, and of its table.
     message
-        What failed, in one sentence; empty where nothing did.
+        Failure in one sentence; empty if there is none.
     digests
-        Of what the step gave.
+        Digests of the results of the step.
     """
 
     document: Mapping[str, object]
@@ -62,43 +64,57 @@ def prepared(
     evaluates: bool = False,
     told: Told = silent,
 ) -> Iterator[tuple[onnxruntime.Prepared, Compared | None]]:
-    """The step of a plan file and its data, made ready in a process of its own, for `po.train` in this one.
+    """Prepare the step of a plan file and its data in another process, for `po.train` in this one.
 
+    Parameters
+    ----------
     model, allow_symlinks
         As for `load_plan`.
     data, seed
         As for `train`.
     check
-        Whether `execute` compares the step with ordinary training there first; its outcome is the second of the two.
+        Whether `execute` first compares the step with ordinary training there; the second value has the result.
     dump, workdir
-        As for `execute`, where it does.
+        As for `execute`, if it runs.
     evaluates
-        Whether the network is to be evaluated, too.
+        Whether the network will be evaluated too.
 
-    Raises as `load_plan`, `load_batch` and `execute`; ExecutionError where the temporary folder has no room.
+    Yields
+    ------
+    tuple
+        The prepared step, and the result of the comparison or None.
+
+    Raises
+    ------
+    ExecutionError
+        If the temporary folder has no room.
+    PoetError
+        Other errors are those of `load_plan`, `load_batch` and `execute`.
     """
     with _folder() as folder:
-        # Written there first: a signal ends that process at once, and may leave no half of it beside `dump`.
-        written = None if dump is None else folder / "dump.npz"
-        asked = (plan, model, allow_symlinks, data, written, seed, workdir, check, evaluates, folder)
-        what = "the plan beside ordinary training" if check else "reading the plan and its model"
-        found = _call(what, _make_ready, *asked, told=told)
-        if dump is not None and written is not None:
-            with replacing(dump) as place:
-                shutil.copyfile(written, place)
-            written.unlink()
-        with _room_in(folder):
-            made = onnxruntime.Prepared.load(folder)
-        yield made, found
+        # The other process writes a copy: a signal ends it at once, and must not leave half a file at `dump`.
+        dump_copy = None if dump is None else folder / "dump.npz"
+        arguments = (plan, model, allow_symlinks, data, dump_copy, seed, workdir, check, evaluates, folder)
+        task = "the plan beside ordinary training" if check else "reading the plan and its model"
+        comparison = _call_in_subprocess(task, _prepare, *arguments, told=told)
+        if dump is not None and dump_copy is not None:
+            with replacing(dump) as path:
+                shutil.copyfile(dump_copy, path)
+            dump_copy.unlink()
+        with _writing_to(folder):
+            step = onnxruntime.Prepared.load(folder)
+        yield step, comparison
 
 
 def evaluated(path: Place, made: onnxruntime.Prepared, data: Place, *, told: Told = silent) -> Evaluation | None:
-    """Loss and accuracy of a network's file by plain onnxruntime, in a process of its own; None where it can't tell.
+    """Return loss and accuracy of a network's file by onnxruntime alone, in another process; None if it has no loss.
 
+    Parameters
+    ----------
     made
-        The step that it was trained by, as `prepared` gave it.
+        Step that trained it, from `prepared`.
     """
-    return _call("the written file", _evaluate, Path(path), made.folder, data, told=told)
+    return _call_in_subprocess("the written file", _evaluate, Path(path), made.folder, data, told=told)
 
 
 def _evaluate(path: Path, folder: Path, data: Place, *, told: Told) -> Evaluation | None:
@@ -116,34 +132,34 @@ def _folder() -> Iterator[Path]:
 
 
 @contextmanager
-def _room_in(folder: Path) -> Iterator[None]:
-    """Raise ExecutionError where the temporary folder fails; in the process that writes there, too."""
+def _writing_to(folder: Path) -> Iterator[None]:
+    """Raise ExecutionError if the temporary folder can't be written, in either process."""
     try:
         yield
     except OSError as error:
         if isinstance(error, PoetError):
             raise
         raise ExecutionError(
-            f"a step can't be made ready in {folder.parent}: {error.strerror or error}; make room there, or name "
-            "another temporary folder (TMPDIR)"
+            f"a step can't be prepared in {folder.parent}: {error.strerror or error}. Make room there, or name another "
+            "temporary folder (TMPDIR)"
         ) from error
 
 
-def _call(what: str, function: Callable[..., T], *arguments: object, told: Told) -> T:
-    """As `apart.call`; in this process where there are pipes to be read, which another one doesn't have."""
+def _call_in_subprocess(task: str, function: Callable[..., T], *arguments: object, told: Told) -> T:
+    """Call `function` in a subprocess, or in this process if an argument is a pipe, which a subprocess can't read."""
     if any(isinstance(path, (str, os.PathLike)) and is_special(path) for path in arguments):
         return function(*arguments, told=told)
-    return process.call(what, function, *arguments, told=told)
+    return process.call(task, function, *arguments, told=told)
 
 
-def _read(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:
+def _load_plan(plan: Place, model: Place | None, allow_symlinks: bool) -> PlanFile:
     found = load_plan(plan, model=model, allow_symlinks=allow_symlinks)
     if found.plan.problem.runtime == "c":
-        raise OtherRuntimeError(f"{plan}: it is a plan for kernels in C, and onnxruntime's are other ones")
+        raise OtherRuntimeError(f"{plan}: it is a plan for kernels in C, not for onnxruntime")
     return found
 
 
-def _make_ready(
+def _prepare(
     plan: Place,
     model: Place | None,
     allow_symlinks: bool,
@@ -160,24 +176,24 @@ def _make_ready(
     from poetopt.backends.onnxruntime.reference import digests
     from poetopt.backends.step.places import graph_of
 
-    loaded = _read(plan, model, allow_symlinks)
-    found, graph, outcome = loaded.plan, graph_of(loaded.plan), None
+    loaded = _load_plan(plan, model, allow_symlinks)
+    loaded_plan, graph, outcome = loaded.plan, graph_of(loaded.plan), None
     if check:
         from poetopt.report.execution import execution_document, execution_rows
 
         execution = execute(loaded, data=data, dump=dump, seed=seed, workdir=workdir, told=told)
-        fed, (title, rows) = execution.batch, execution_rows(found, execution)
-        document, left = execution_document(found, execution), digests(execution.results)
-        outcome = Compared(document, title, tuple(rows), execution.message, left)
+        batch, (title, rows) = execution.batch, execution_rows(loaded_plan, execution)
+        document, result_digests = execution_document(loaded_plan, execution), digests(execution.results)
+        outcome = Compared(document, title, tuple(rows), execution.message, result_digests)
     elif data is None:
-        fed = onnxruntime.random_batch(graph.whole, seed)
+        batch = onnxruntime.random_batch(graph.whole, seed)
     else:
-        fed = onnxruntime.load_batch(data, graph.whole, sets=True)
-    made = onnxruntime.Prepared.of(found, graph, ram_bytes=loaded.ram_bytes, fed=fed, written=True)
+        batch = onnxruntime.load_batch(data, graph.whole, sets=True)
+    step = onnxruntime.Prepared.of(loaded_plan, graph, ram_bytes=loaded.ram_bytes, fed=batch, written=True)
     if evaluates:
         from poetopt.training.evaluate import Forward
 
-        made = replace(made, models={**Forward.of(made.graph).models(), **made.models})
-    with _room_in(folder):
-        made.save(folder)
+        step = replace(step, models={**Forward.of(step.graph).models(), **step.models})
+    with _writing_to(folder):
+        step.save(folder)
     return outcome

@@ -1,6 +1,6 @@
-"""`po.compare` and `po.pareto`: what the commands of these names do, for scripts and notebooks.
+"""`po.compare` and `po.pareto`, the Python side of the commands with these names, and batches that fit a memory.
 
-Batches that fit: a network's step at several batches in some memories, with what a sample then costs.
+`what_fits` solves a network's step at several batches in some memories, and reports the costs per sample.
 """
 
 from __future__ import annotations
@@ -46,67 +46,79 @@ if TYPE_CHECKING:
 
 @keywords(CompareOptions)
 def compare(problem: Solvable, options: CompareOptions) -> Comparison:
-    """Methods side by side on the same budgets.
+    """Compare methods on the same budgets.
 
+    Parameters
+    ----------
     problem
-        A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with the options of `load` and `Model.differentiate`.
+        A problem, or a model (the path of its file, the name of a zoo network, or the result of `load` or
+        `differentiate`). A model needs `device`; a path may have the options of `load` and `Model.differentiate`.
     {options}
-    Raises OptionError for an unknown method or a budget that can't be understood.
+
+    Raises
+    ------
+    OptionError
+        For an unknown method or an invalid budget.
     """
     ram, methods = options.ram, options.methods
-    found = problem_of(problem, options)
+    found_problem = problem_of(problem, options)
     if isinstance(ram, str):
         budgets = parse_budgets(ram)
     else:
         budgets = tuple(map(parse_ram, ram if isinstance(ram, Sequence) else [ram]))
-    asked: Sequence[str | Baseline]
+    requested: Sequence[str | Baseline]
     if isinstance(methods, str):
-        asked = [name.strip() for name in methods.split(",")]
+        requested = [name.strip() for name in methods.split(",")]
     else:
-        asked = [methods] if isinstance(methods, Baseline) else list(methods)
-    if "all" in asked:
-        asked = [*names(), *(given for given in asked if isinstance(given, Baseline))]
-    settings = _settings(found, parse_time(options.time_limit, option="--time-limit"), options)
-    in_ram = in_bytes(budgets, store_all_bytes(found))
-    say = telling(options.progress)
+        requested = [methods] if isinstance(methods, Baseline) else list(methods)
+    if "all" in requested:
+        requested = [*names(), *(one for one in requested if isinstance(one, Baseline))]
+    settings = _settings(found_problem, parse_time(options.time_limit, option="--time-limit"), options)
+    budget_bytes = in_bytes(budgets, store_all_bytes(found_problem))
+    log = telling(options.progress)
 
     def next_up(name: str, budget: int) -> None:
-        say(f"{name} at {budget:,} B")
+        log(f"{name} at {budget:,} B")
         if options.told is not None:
             options.told(name, budget)
 
-    return run(found, in_ram, asked, settings, next_up)
+    return run(found_problem, budget_bytes, requested, settings, next_up)
 
 
 @keywords(ParetoOptions)
 def pareto(problem: Solvable, options: ParetoOptions) -> Front:
-    """The front of least energy against RAM, from the smallest feasible budget to store-all.
+    """Trace the front of least energy against RAM, from the smallest feasible budget to store-all.
 
+    Parameters
+    ----------
     problem
         As in `compare`.
     {options}
-    Raises InfeasibleError where no schedule keeps the deadline.
+
+    Raises
+    ------
+    InfeasibleError
+        If no schedule meets the deadline.
     """
     points = options.points
     if points < 2:
-        raise OptionError(f"--points {points}: a front has at least its two ends")
-    say = telling(options.progress)
+        raise OptionError(f"--points {points}: a front has at least two points. Give 2 or more")
+    log = telling(options.progress)
 
     def next_up(budget: int, why: str) -> None:
-        say(f"{budget:,} B: {why}")
+        log(f"{budget:,} B: {why}")
         if options.told is not None:
             options.told(budget, why)
 
-    limit = parse_time(options.time_limit, option="--time-limit")
-    found = problem_of(problem, options)
-    # seconds for one point of a front
-    settings = _settings(found, min(20.0, limit), options)
-    return trace(found, points=points, settings=settings, time_limit_s=limit, told=next_up)
+    time_limit_s = parse_time(options.time_limit, option="--time-limit")
+    found_problem = problem_of(problem, options)
+    # One point of the front gets 20 seconds.
+    settings = _settings(found_problem, min(20.0, time_limit_s), options)
+    return trace(found_problem, points=points, settings=settings, time_limit_s=time_limit_s, told=next_up)
 
 
 def settings_of(options: MethodOptions, time_limit_s: float) -> Settings:
-    """The settings of each solve of a comparison, but for its deadline. Raises OptionError."""
+    """Return the settings of each solve of a comparison, without its deadline. Raises OptionError."""
     return Settings(
         time_limit_s=time_limit_s,
         gap=parse_fraction(options.gap, option="--gap"),
@@ -124,7 +136,7 @@ def _settings(problem: Problem, time_limit_s: float, options: MethodOptions) -> 
 
 Row = Callable[[int], Fits]
 BATCHES = tuple(2**k for k in range(17))
-"""Those that are tried where none are named, the first seven where no overhead is."""
+"""Batches to try by default; without `overhead` only the first seven."""
 
 
 def what_fits(
@@ -140,63 +152,74 @@ def what_fits(
 ) -> tuple[Fits, ...]:
     """Solve a model's step at each batch in each memory, for a few seconds each.
 
+    Parameters
+    ----------
     memory
-        Sizes for all of a step; by default the device's RAM.
+        Sizes for the whole step; by default the device's RAM.
     batches
         By default powers of two, up to the first that doesn't fit, or to 64.
     overhead
-        Looks for the largest batch whose plan takes at most this share more energy than ordinary training: powers of
-        two up to one that takes more or doesn't fit, and halves between.
+        Search for the largest batch whose plan takes at most this share more energy than ordinary training: powers of
+        two up to one that takes more or doesn't fit, then bisection.
     time_limit
-        Of one solve: what is said is what a schedule takes that was found by then.
+        Limit of one solve; figures are those of the schedule found by then.
     options
         As for `solve`.
 
-    Raises as `solve`, but for schedules that can't be, which are rows with the reason; OptionError for a batch below 1.
+    Raises
+    ------
+    OptionError
+        For a batch below 1.
+    PoetError
+        Other errors are those of `solve`, but a batch without a schedule is a row with the reason.
     """
-    most = None if overhead is None else parse_fraction(overhead, option="--overhead")
-    if most is not None and batches:
-        raise OptionError("--overhead looks for a batch itself; leave --batches out")
+    max_overhead = None if overhead is None else parse_fraction(overhead, option="--overhead")
+    if max_overhead is not None and batches:
+        raise OptionError("--overhead searches for a batch. Leave --batches out")
     if any(batch < 1 for batch in batches):
-        raise OptionError(f"--batches {','.join(map(str, batches))}: batches are whole numbers from 1 on")
-    found_device = device if isinstance(device, Device) else device_of(device)
-    sizes = [parse_size(size, option="--memory") for size in memory] or [found_device.ram_bytes]
+        raise OptionError(f"--batches {','.join(map(str, batches))}: batches must be at least 1")
+    target = device if isinstance(device, Device) else device_of(device)
+    sizes = [parse_size(size, option="--memory") for size in memory] or [target.ram_bytes]
     if any(size is None for size in sizes):
-        raise OptionError(f"{found_device.name} says nothing of its RAM; give --memory")
+        raise OptionError(f"{target.name} has no size of its RAM. Give --memory")
 
     def row(size: int, batch: int) -> Fits:
         told(f"batch {batch} in {show_bytes(size)}")
-        return _one(model, found_device, size, batch, time_limit, options)
+        return _fit_of(model, target, size, batch, time_limit, options)
 
-    at = [partial(row, int(size or 0)) for size in sizes]
-    return tuple(one for each in at for one in (_rows(each, batches) if most is None else _within(each, most)))
+    rows_of = [partial(row, int(size or 0)) for size in sizes]
+    return tuple(
+        one
+        for row_of in rows_of
+        for one in (_try_batches(row_of, batches) if max_overhead is None else _search_batches(row_of, max_overhead))
+    )
 
 
-def _rows(row: Row, batches: Sequence[int]) -> Iterator[Fits]:
+def _try_batches(row: Row, batches: Sequence[int]) -> Iterator[Fits]:
     for batch in batches or BATCHES[:7]:
         yield (found := row(batch))
         if not batches and found.total_ram_bytes is None:
             return
 
 
-def _within(row: Row, most: float) -> Sequence[Fits]:
-    """The rows of a memory that were looked at for the largest batch with at most this overhead, in order."""
+def _search_batches(row: Row, max_overhead: float) -> Sequence[Fits]:
+    """Return the rows of a memory that the search for the largest batch within the overhead tried, in order."""
     rows: list[Fits] = []
     low = high = 0
     for batch in BATCHES:
         rows.append(row(batch))
-        if rows[-1].cheap(most):
+        if rows[-1].cheap(max_overhead):
             low = batch
         elif low or rows[-1].overhead is None:
             high = batch
             break
     while low and high - low > 1:
         rows.append(row(middle := (low + high) // 2))
-        low, high = (middle, high) if rows[-1].cheap(most) else (low, middle)
+        low, high = (middle, high) if rows[-1].cheap(max_overhead) else (low, middle)
     return sorted(rows, key=lambda one: one.batch)
 
 
-def _one(
+def _fit_of(
     model: str | os.PathLike[str],
     device: Device,
     memory: int,
@@ -204,9 +227,9 @@ def _one(
     time_limit: str | float,
     options: Mapping[str, Any],
 ) -> Fits:
-    asked = {**options, "batch": batch}
+    solve_options = {**options, "batch": batch}
     try:
-        report = solve(model, device=device, total_ram=memory, time_limit=time_limit, gap=0.05, **asked)
+        report = solve(model, device=device, total_ram=memory, time_limit=time_limit, gap=0.05, **solve_options)
     except (InfeasibleError, NoScheduleError) as error:
         return Fits(memory_bytes=memory, batch=batch, why=str(error))
     simulation, problem = report.solution.simulation, report.problem

@@ -1,4 +1,4 @@
-"""`inspect`: what a model consists of, and what training it takes, without solving anything."""
+"""`inspect`: contents of a model, and needs of its training, without solving."""
 
 from __future__ import annotations
 
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions(ModelOptions):
-    """The options of `inspect`: those of the training step, which for what is loaded already are of the step alone.
+    """Options of `inspect`: those of the training step; a loaded model takes only those of `differentiate`.
 
+    Parameters
+    ----------
     device
         Name or file of a device to compare with; for a problem file one of its own (default: its first).
     runtime
-        What runs the operators, whatever the device names.
+        Runtime of the operators, instead of the device's.
     """
 
     device: str | None = None
@@ -43,20 +45,30 @@ class InspectOptions(ModelOptions):
 def inspect(
     model: Model | TrainingFile | onnx.ModelProto | str | os.PathLike[str], options: InspectOptions
 ) -> Inspection:
-    """Look at a model: contents, what has no gradient rule, and what training it takes.
+    """Report the contents of a model, its operators without a gradient rule, and the needs of its training.
 
+    The result also reports a model that can't be trained, with the reason.
+
+    Parameters
+    ----------
     model
-        What `load` gave, or what it takes: a path, a zoo network's name.
+        Result of `load`, or its argument: a path, the name of a zoo network.
     {options}
-    Raises DeviceError for an unknown device. A model that can't be trained is told in the result.
+
+    Raises
+    ------
+    DeviceError
+        For an unknown device.
     """
-    device, runtime, asked = options.device, options.runtime, part(options, TrainingOptions)
+    device, runtime, step_options = options.device, options.runtime, part(options, TrainingOptions)
     if not isinstance(model, Model | TrainingFile):
         model = load(model, **part(options, ReadingOptions))
-    elif late := changed(options, ReadingOptions):
-        raise OptionError(f"{', '.join(late)}: too late for what is loaded; give the model's path with them")
+    elif late_options := changed(options, ReadingOptions):
+        raise OptionError(
+            f"{', '.join(late_options)}: too late for a loaded model. Give the model's path with these options"
+        )
     if isinstance(model, TrainingFile):
-        model.differentiate(**asked)
+        model.differentiate(**step_options)
         problem = model.cost(device or next(iter(model.file.costs)), runtime=runtime)
         return Inspection(
             contents={
@@ -68,31 +80,33 @@ def inspect(
             needs=_needs(problem),
             device=device,
         )
-    found = running(device_of(device or SAME_BYTES), runtime)
+    target = running(device_of(device or SAME_BYTES), runtime)
     contents = summary(model.graph)
-    missing = tuple(unsupported(model.graph, straight_through=options.straight_through))
+    unsupported_operators = tuple(unsupported(model.graph, straight_through=options.straight_through))
     try:
-        training = model.differentiate(**asked).on(found.runtime)
+        training = model.differentiate(**step_options).on(target.runtime)
     except ModelError as error:
-        return Inspection(contents=contents, unsupported=missing, training_error=str(error), device=device)
-    problem = training.cost(found)
+        return Inspection(
+            contents=contents, unsupported=unsupported_operators, training_error=str(error), device=device
+        )
+    problem = training.cost(target)
     step = training.graph.joint
-    parts = resident_breakdown(step, homes(step, found).ram)
-    if kept := problem.resident_bytes - sum(parts.values()):
-        parts = {**parts, "kernels' states": kept}
-    said = [*runtime_of(found.runtime).notes(training.graph), *training.graph.notes]
+    parts = resident_breakdown(step, homes(step, target).ram)
+    if kernel_state_bytes := problem.resident_bytes - sum(parts.values()):
+        parts = {**parts, "kernels' states": kernel_state_bytes}
+    notes = [*runtime_of(target.runtime).notes(training.graph), *training.graph.notes]
     return Inspection(
-        contents={**contents, "notes": said, "important": document(said)},
-        unsupported=missing,
+        contents={**contents, "notes": notes, "important": document(notes)},
+        unsupported=unsupported_operators,
         loss=training.graph.loss_kind,
         needs=_needs(problem),
-        paged=_needs(training.cost(found, parameters="paged")) if device is not None and found.storage else None,
+        paged=_needs(training.cost(target, parameters="paged")) if device is not None and target.storage else None,
         resident=parts,
         device=device,
     )
 
 
 def _needs(problem: Problem) -> Needs:
-    """The find of `needs`; lists of a hundred thousand are no reason to look for garbage."""
+    """Return the needs of a problem, without garbage collections for its hundred thousand objects."""
     with building():
         return needs(problem)

@@ -1,4 +1,4 @@
-"""A model: `load` reads it, `differentiate` makes a training step of it."""
+"""A model: `load` reads it, and `differentiate` makes a training step from it."""
 
 from __future__ import annotations
 
@@ -30,23 +30,25 @@ if TYPE_CHECKING:
 
 
 LABELS = ("ignore_index", "class_weights", "label_smoothing")
-"""Keys of the recipe of a step whose cross-entropy doesn't take all labels and classes alike."""
+"""Keys of the recipe for a cross-entropy that treats labels or classes differently."""
 ANY_TYPE = (*LABELS, "rates")
-"""Options of the recipe whose values are checked where they are used."""
+"""Options of the recipe whose values are checked on use."""
 TRAINS = ("clip_norm", "rates", "straight_through", "class_weights", "label_smoothing")
-"""Options that make no sense where nothing is trained."""
+"""Options that require training."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DerivedOptions(TrainingOptions):
-    """The same, and what the steps of older plans lack.
+    """Options of `Model.differentiate`, including those that steps of older plans lack.
 
+    Parameters
+    ----------
     maxima
-        Whether an activation that a MaxPool alone reads has its gradient taken of the maxima; older plans are run
+        Whether an activation that only a MaxPool reads has its gradient computed from the maxima; older plans run
         without.
     over
-        Whether gradients may be written over what they are computed of (`poetopt.autodiff.passes.in_place`); older
-        plans are run without.
+        Whether gradients may overwrite the tensors that they are computed from (`poetopt.autodiff.passes.in_place`);
+        older plans run without.
     """
 
     maxima: bool = True
@@ -55,12 +57,14 @@ class DerivedOptions(TrainingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions(StepOptions):
-    """The options of a training graph.
+    """Options of a training graph.
 
+    Parameters
+    ----------
     rows
-        Whether tables are by the rows of a batch (`poetopt.autodiff.passes.rows`).
+        Whether tables have only the rows of a batch (`poetopt.autodiff.passes.rows`).
     row_bytes
-        What a row of such a table is a multiple of; others stay whole.
+        Unit of a row's bytes; tables whose rows aren't a multiple stay whole.
     """
 
     rows: bool = False
@@ -71,7 +75,13 @@ class GraphOptions(StepOptions):
 
 @dataclass(frozen=True)
 class Model:
-    """A forward network, as `load` returns it. `recipe` is what was asked of the frontend."""
+    """A forward network, as `load` returns it.
+
+    Attributes
+    ----------
+    recipe
+        Options of the frontend.
+    """
 
     graph: Graph
     recipe: Mapping[str, object]
@@ -83,28 +93,36 @@ class Model:
     def differentiate(self, options: DerivedOptions) -> Training:
         """Attach a loss and derive the backward operators.
 
-        An operator that works in place is one with the operator that writes what it writes over (see
-        `poetopt.autodiff.passes.in_place`). What works in place is the runtime's to say: onnxruntime's, until `cost`
-        names a device with another.
+        An operator that works in place is merged with the operator whose output it overwrites (see
+        `poetopt.autodiff.passes.in_place`). The runtime decides which operators do: onnxruntime, until `cost` names a
+        device with another runtime.
 
+        Parameters
+        ----------
         {options}
-        Raises MissingVjpError where an operator on the way has no rule, ModelError where the loss doesn't fit.
+
+        Raises
+        ------
+        MissingVjpError
+            If an operator on a differentiable path has no rule.
+        ModelError
+            If the loss doesn't fit the model.
         """
         granularity, optimizer = options.granularity, options.optimizer
         if granularity not in GRANULARITIES:
-            raise OptionError(f"--with granularity={granularity}: must be {' or '.join(GRANULARITIES)}")
+            raise OptionError(f"--granularity {granularity}: must be {' or '.join(GRANULARITIES)}")
         rule = autodiff.label_rule(options.ignore_index, options.class_weights, options.label_smoothing)
-        named = self.graph.named or self.graph.parts > 1
+        has_fixed_training = self.graph.named or self.graph.parts > 1
         trains = options.lazy_tables or optimizer != "none" or not {*TRAINS}.isdisjoint(changed(options, StepOptions))
-        if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or named):
+        if options.loss == FORWARD_ONLY and (trains or options.ignore_index is not None or has_fixed_training):
             raise OptionError(
-                "--loss forward-only: nothing is trained; leave out --train, --freeze, --optimizer, --micro-batch, "
-                "and --with clip-norm, rates, lazy-tables, straight-through and of labels"
+                "--loss forward-only: nothing is trained. Leave out --train, --freeze, --optimizer, --micro-batch, and "
+                "--clip-norm, --rates, --lazy-tables, --straight-through, ignore-index, class-weights, label-smoothing"
             )
-        asked = {**part(options, StepOptions), "maxima": options.maxima, "over": options.over}
-        derived = self.training_graph(**asked)
+        graph_options = {**part(options, StepOptions), "maxima": options.maxima, "over": options.over}
+        derived = self.training_graph(**graph_options)
         recipe = {**self.recipe, "loss": options.loss, "output": options.output}
-        recipe |= {name: True for name in ("maxima", OVER) if getattr(options, name)} | _of_labels(rule)
+        recipe |= {name: True for name in ("maxima", OVER) if getattr(options, name)} | _label_recipe(rule)
         recipe |= {"straight_through": True} if options.straight_through else {}
         recipe |= {"granularity": granularity} if granularity == "block" else {}
         if optimizer != "none":
@@ -113,16 +131,22 @@ class Model:
         recipe |= {"rates": autodiff.parse_rates(options.rates)} if options.rates else {}
         recipe |= {LAZY: True} if options.lazy_tables else {}
         tables = by_rows(self.graph) is not self.graph
-        anew = tables or (self.graph.parts > 1 and optimizer == "none")
-        paged = partial(self.training_graph, **{**asked, "rows": tables}) if anew else None
-        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=paged)
+        needs_paged_step = tables or (self.graph.parts > 1 and optimizer == "none")
+        paged_step = partial(self.training_graph, **{**graph_options, "rows": tables}) if needs_paged_step else None
+        return Training(scheduled(derived, granularity, DEFAULT), recipe, derived=derived, by_rows=paged_step)
 
     @keywords(GraphOptions)
     def training_graph(self, options: GraphOptions) -> TrainingGraph:
-        """The training step with each of its operators by itself, as `poetopt grad` writes it.
+        """Return the training step before operators are merged, as `poetopt grad` writes it.
 
+        Parameters
+        ----------
         {options}
-        Errors are those of `differentiate`.
+
+        Raises
+        ------
+        PoetError
+            As `differentiate`.
         """
         try:
             with building():
@@ -151,56 +175,63 @@ class Model:
             raise type(error)(f"{self.graph.source}: {error}") from error
 
 
-def _of_labels(rule: LabelRule) -> dict[str, object]:
-    """A recipe's words on how labels are taken."""
-    said = (rule.ignore_index, list(rule.class_weights) or None, rule.smoothing or None)
-    return {name: value for name, value in zip(LABELS, said, strict=True) if value is not None}
+def _label_recipe(rule: LabelRule) -> dict[str, object]:
+    """Return the entries of a recipe for the treatment of labels."""
+    values = (rule.ignore_index, list(rule.class_weights) or None, rule.smoothing or None)
+    return {name: value for name, value in zip(LABELS, values, strict=True) if value is not None}
 
 
 @keywords(ReadingOptions)
 def load(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadingOptions) -> Model | TrainingFile:
     """Read a model: an ONNX file (or one in memory), a problem file, or the name of a zoo network.
 
+    Parameters
+    ----------
     {options}
-    Raises ModelError (or UnsupportedOpError) naming file, node and operator; OptionError for sizes and values that
-    aren't the model's, or contradict each other.
+
+    Raises
+    ------
+    ModelError
+        For an invalid model; the message names file, node and operator. UnsupportedOpError for an unsupported operator.
+    OptionError
+        For sizes and values that don't fit the model or contradict each other.
     """
     return read(model, frontends.read_options(**part(options, ReadingOptions)))
 
 
 def read(model: str | os.PathLike[str] | onnx.ModelProto, options: ReadOptions) -> Model | TrainingFile:
-    """Read a model as `load` does, with all that is said of the file in one."""
-    if advice := exported(model):
-        raise TypeError(f"a model is needed here, not a {type(model).__name__}: {advice}")
+    """Read a model as `load` does, with all options in one object."""
+    if hint := exported(model):
+        raise TypeError(f"a model is needed, not a {type(model).__name__}: {hint}")
     try:
         with building():
-            found = frontends.load_model(model, options)
+            loaded = frontends.load_model(model, options)
     except ModelError as error:
         if isinstance(model, str) and not os.path.exists(model) and canonical(model) is not None:
             raise ModelError(
-                f"{model}: a device, no model; the model comes first, as in poetopt solve net.onnx --device {model}"
+                f"{model}: a device, not a model. The model comes first, as in poetopt solve net.onnx --device {model}"
             ) from error
         raise
-    return Model(found, options.to_recipe()) if isinstance(found, Graph) else TrainingFile(found)
+    return Model(loaded, options.to_recipe()) if isinstance(loaded, Graph) else TrainingFile(loaded)
 
 
 def differentiated(loaded: Model | TrainingFile, recipe: Mapping[str, object]) -> Training | TrainingFile:
-    """The training step that a plan's recipe asks for; what `differentiate` wouldn't take counts as not asked."""
+    """Return the training step of a plan's recipe; invalid values of `differentiate` are ignored."""
     if isinstance(loaded, TrainingFile):
         return loaded
-    asked: dict[str, Any] = {"maxima": False, "over": False}
+    step_options: dict[str, Any] = {"maxima": False, "over": False}
     for one in fields(DerivedOptions):
         value = recipe.get(one.name)
         if value is not None and (one.name in ANY_TYPE or isinstance(value, type(one.default))):
-            asked[one.name] = value
+            step_options[one.name] = value
     if isinstance(recipe.get("output"), str):
-        asked["output"] = recipe["output"]
-    return loaded.differentiate(**asked)
+        step_options["output"] = recipe["output"]
+    return loaded.differentiate(**step_options)
 
 
 def device(name: str | os.PathLike[str]) -> Device:
-    """The device of that name (or alias) in the catalogue, or that a TOML file describes.
+    """Return the device with that name (or alias) in the catalogue, or that a TOML file describes.
 
-    Raises DeviceError, naming the closest ones.
+    Raises DeviceError, which names the closest devices.
     """
     return devices.device(name)

@@ -1,4 +1,4 @@
-"""A plan in C: write it as a folder, or compile and run it on this machine or on an emulated board."""
+"""Plans in C: write one as a folder, or compile and run it on this machine or on an emulated board."""
 
 from __future__ import annotations
 
@@ -38,33 +38,35 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 WEIGHTS = ("flash", "storage")
-"""Homes of the first values of parameters and constants."""
+"""Homes of the initial values of parameters and constants."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emitted(Figures):
-    """The files that were written.
+    """Files that `emit` wrote, and the needs of the program.
 
+    Attributes
+    ----------
     folder
-        Where.
+        Path of the folder.
     target
-        For what.
+        Target that they are for.
     files
-        Their bytes, by name.
+        Bytes of each file, by name.
     arena_bytes, resident_bytes
-        All RAM that a step takes beside the stack.
+        RAM of a step besides the stack.
     operators
-        How many there are.
+        Number of operators.
     instructions
-        How many the plan has.
+        Number of instructions of the plan.
     storage_bytes, save_bytes
-        What the storage holds in all, and what `po_save` writes of it each time: nothing else makes a step last.
+        Bytes on the storage in all, and bytes that each `po_save` writes; only `po_save` makes a step durable.
     sectors
-        Erase blocks that it writes, each once; 0 where the device file says nothing of them.
+        Number of erase blocks that it writes, each once; 0 if the device file doesn't define them.
     prediction_bytes
-        What po_predict takes of the arena; None where the program hasn't it.
+        Bytes of the arena for po_predict; None if the program lacks it.
     not_predicted
-        Outputs of the network's file that po_predict doesn't give, as nothing computes them.
+        Outputs of the network's file that po_predict lacks, because no operator computes them.
     """
 
     folder: str
@@ -93,54 +95,64 @@ def emit(
 ) -> Emitted:
     """Write a plan as C99 without malloc: `po_step()`, `po_predict()`, kernels and tables, an example, and a README.
 
+    If an error is raised, nothing is written.
+
+    Parameters
+    ----------
     plan
-        As for `execute`, of the runtime `c`.
+        As for `execute`, for the runtime `c`.
     folder
-        Where to; a folder that was emitted before is replaced.
+        Folder to write; one that was emitted before is replaced.
     target
         `linux`, `cortex-m0plus`, `cortex-m4` or `cortex-m7`.
     weights
-        Where the first values of parameters and constants are: `flash`, or `storage`.
+        Home of the initial values of parameters and constants: `flash`, or `storage`.
     prefix
-        What names of files, functions and macros begin with: another one for each step in an image.
+        Prefix of the names of files, functions and macros; each step in an image needs its own.
     form
         `plain`: sources with an example; or a package of `cmake`, `zephyr`, `arduino`, `platformio` or `esp-idf`, with
         constants as arrays.
     selftest
-        Whether there is a `po_selftest()`, for which onnxruntime takes a step here.
+        Whether to add a `po_selftest()`; onnxruntime runs a step for it.
 
-    Raises `UnsupportedOpError` where an operator has no kernel, with its node; `PlanError` for a plan of another
-    network, runtime or version of the kernels, or of more storage than there is with the copies of `po_save`;
-    `OutputError` where the folder can't be written. Then nothing is written.
+    Raises
+    ------
+    UnsupportedOpError
+        If an operator has no kernel; the message names the node.
+    PlanError
+        For a plan of another network, runtime or version of the kernels, or if the storage is too small for the copies
+        of `po_save`.
+    OutputError
+        If the folder can't be written.
     """
-    chosen = target_of(target)
+    c_target = target_of(target)
     if weights not in WEIGHTS:
         raise OptionError(f"--weights {weights}: must be {' or '.join(WEIGHTS)}")
     check_folder_free(folder)
-    found = plan_in(read_plan(plan))
-    graph = graph_of(found, None)
-    prediction = prediction_of(found, graph)
-    program = device_program(found, graph, weights_on_storage=weights == "storage", prediction=prediction)
+    c_plan = plan_in(read_plan(plan))
+    graph = graph_of(c_plan, None)
+    prediction = prediction_of(c_plan, graph)
+    program = device_program(c_plan, graph, weights_on_storage=weights == "storage", prediction=prediction)
     check_room(program)
     if selftest:
         program = replace(program, golden=golden_of(program))
-    unit = erased_blocks(found.problem)
-    known = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
-    made = packaged(named(emitted(program, chosen, form), prefix), form, prefix)
-    write_folder(made, folder)
+    erase_blocks = erased_blocks(c_plan.problem)
+    predicted = {graph.root(name) for name in (graph.loss, *(row.name for row in program.outputs))}
+    files = packaged(named(emitted(program, c_target, form), prefix), form, prefix)
+    write_folder(files, folder)
     return Emitted(
         os.fspath(folder),
-        chosen.name,
-        {name: len(content) for name, content in sorted(made.items())},
+        c_target.name,
+        {name: len(content) for name, content in sorted(files.items())},
         program.arena_bytes,
         program.resident.nbytes,
         len(program.codes),
         program.instructions,
         blocks(program) * program.storage.block_bytes,
         saved_blocks(program) * program.storage.block_bytes,
-        -(-saved_blocks(program) // unit) if unit > 1 else 0,
+        -(-saved_blocks(program) // erase_blocks) if erase_blocks > 1 else 0,
         None if prediction is None else arena_bytes(prediction),
-        tuple(name for name in graph.outputs if graph.root(name) not in known),
+        tuple(name for name in graph.outputs if graph.root(name) not in predicted),
     )
 
 
@@ -153,41 +165,49 @@ def restore(
     training_form: bool = False,
     allow_symlinks: bool = False,
 ) -> int:
-    """Write the network that a device has learned: of a copy of its storage, the newest whole generation's; its number.
+    """Write the network that a device has learned, from a copy of its storage; return the generation's number.
 
+    Parameters
+    ----------
     plan
-        The one that the device's program was emitted of.
+        Plan that the device's program was emitted from.
     storage
-        The storage's content as a regular file, from its first block on.
+        Content of the storage as a regular file, from its first block on.
     out
-        Where the network's file goes.
+        Path of the network's file.
     model, training_form, allow_symlinks
         As for `fit_on`.
 
-    Raises ModelError where the storage can't be read or holds no whole generation of this plan's, PlanError for a plan
-    of another runtime, OutputError where `out` can't be written.
+    Raises
+    ------
+    ModelError
+        If the storage can't be read or has no complete generation of this plan.
+    PlanError
+        For a plan of another runtime.
+    OutputError
+        If `out` can't be written.
     """
-    found = plan_in(read_plan(plan))
-    graph = graph_of(found)
-    prediction, wrong = prediction_of(found, graph), list[ModelError]()
+    c_plan = plan_in(read_plan(plan))
+    graph = graph_of(c_plan)
+    prediction, errors = prediction_of(c_plan, graph), list[ModelError]()
     for home in WEIGHTS:
-        program = device_program(found, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
+        program = device_program(c_plan, graph, weights_on_storage=home != WEIGHTS[0], prediction=prediction)
         try:
-            # what is behind it, as on a whole card, is not the program's
+            # A copy of a whole card has more blocks, which aren't the program's.
             content = read_start(storage, blocks(program) * program.storage.block_bytes)
         except OSError as error:
             raise ModelError(f"can't read {os.fspath(storage)}: {error.strerror or error}") from error
         try:
             number, values = newest(program, content)
         except ModelError as error:
-            wrong.append(error)
+            errors.append(error)
             continue
         roots = {name: graph.joint.root(name) for name in graph.learned}
-        learned = {name: values[root] for name, root in roots.items() if root in values}
-        shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in learned.items()}
-        Exporting(graph, found.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
+        learned_values = {name: values[root] for name, root in roots.items() if root in values}
+        shaped = {name: value.reshape(graph.tensors[name].shape) for name, value in learned_values.items()}
+        Exporting(graph, c_plan.problem.recipe, model, training_form, allow_symlinks).write(shaped, out)
         return number
-    raise wrong[0]
+    raise errors[0]
 
 
 def execute_on(
@@ -200,22 +220,32 @@ def execute_on(
     told: Told | None = None,
     progress: bool = False,
 ) -> DeviceExecution:
-    """Emit a plan, compile it, run it, and compare it with the unscheduled step on the same kernels and onnxruntime.
+    """Emit a plan, compile it, run it, and compare it with the unscheduled step on the same kernels and on onnxruntime.
 
+    The result has the outcome of the checks (`ok`, `message`).
+
+    Parameters
+    ----------
     on
-        `host`, by the machine's C compiler; or `cortex-m0plus`, `cortex-m4`, `cortex-m7` in an emulator that has just
-        the RAM that the step takes.
+        `host`, with the machine's C compiler; or `cortex-m0plus`, `cortex-m4`, `cortex-m7` in an emulator with exactly
+        the RAM of the step.
     data, dump, seed, told, progress
         As for `execute`.
 
-    What the checks found is in the result (`ok`, `message`). Raises what `emit` does, `BackendUnavailableError` where
-    there is no compiler or emulator, `ExecutionError` where the step fails, with the operator and the address.
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no compiler or emulator.
+    ExecutionError
+        If the step fails; the message has the operator and the address.
+    PoetError
+        Other errors are those of `emit`.
     """
-    found = read_plan(plan)
+    loaded = read_plan(plan)
     execution = execute.execute_on(
-        plan_in(found),
+        plan_in(loaded),
         on,
-        ram_bytes=budget_of(found),
+        ram_bytes=budget_of(loaded),
         data=data,
         seed=seed,
         predict=prediction_of,
@@ -239,39 +269,45 @@ def train_on(
     told: Told | None = None,
     progress: bool = False,
 ) -> DeviceTraining:
-    """Take steps with a plan in C, one after another, by the emitted example, and the same on onnxruntime.
+    """Run training steps of a plan in C, by the emitted example, and the same steps on onnxruntime.
 
-    Losses and parameters are those of the unscheduled steps on the same kernels, bit for bit, and no further from
-    onnxruntime's than 5 times what one ulp moves them by.
+    Losses and parameters must be those of the unscheduled steps on the same kernels, bit for bit. They may differ from
+    onnxruntime's by at most 5 times the effect of one ulp.
 
+    Parameters
+    ----------
     on
         As for `execute_on`.
     lr, momentum, data
         As for `train`; the plan's step must have an optimizer.
     dump
-        Where to write `losses` (`losses.2` where a parameter is called so), and parameters after the last step, as
-        `.npz`.
+        File for `losses` (`losses.2` if a parameter has that name), and parameters after the last step, as `.npz`.
     seed, told, progress
         As for `execute`.
 
-    Raises OptionError for a step without an optimizer; else as `execute_on`.
+    Raises
+    ------
+    OptionError
+        For a step without an optimizer.
+    PoetError
+        Other errors are those of `execute_on`.
     """
-    found = read_plan(plan)
-    ended = execute.train_on(
-        plan_in(found),
+    loaded = read_plan(plan)
+    training = execute.train_on(
+        plan_in(loaded),
         on,
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=budget_of(found),
+        ram_bytes=budget_of(loaded),
         data=data,
         seed=seed,
         predict=prediction_of,
         told=told or telling(progress),
     )
     if dump is not None:
-        save_training(ended.losses, ended.values, dump)
-    return ended
+        save_training(training.losses, training.values, dump)
+    return training
 
 
 def fit_on(
@@ -292,35 +328,43 @@ def fit_on(
     told: Told | None = None,
     progress: bool = False,
 ) -> in_c.DeviceFit:
-    """Train with a plan in C for epochs, as `train_on` does for steps, and write the trained network.
+    """Train epochs with a plan in C, as `train_on` does for steps, and write the trained network.
 
+    Parameters
+    ----------
     on
         As for `execute_on`.
     data, epochs, lr_schedule, batch_order, seed
         As for `Trainer` and its `fit`: the same rows at the same rates, all of them in memory at once.
     hyperparameters
-        Of the plan's optimizer, by name (`lr`, `momentum`, ...); what isn't given has its default.
+        Hyperparameters of the plan's optimizer, by name (`lr`, `momentum`, ...); others have their defaults.
     validate
-        Rows that the device predicts after the last step, as arrays or their file: their accuracy is the device's.
+        Rows that the device predicts after the last step, as arrays or their file; the accuracy is the device's.
     out
-        Where the network's file goes with the parameters that came out of the device; only where all checks passed.
+        Path of the network's file with the parameters from the device, which is written only if all checks passed.
     training_form
         As for `Trainer.export`.
     model, allow_symlinks
         As for `Trainer`.
 
-    Raises as `train_on`, ModelError for data that don't fit or a network's file that isn't there, and OutputError where
-    `out` can't be written.
+    Raises
+    ------
+    ModelError
+        For data that don't fit, or if the network's file is missing.
+    OutputError
+        If `out` can't be written.
+    PoetError
+        Other errors are those of `train_on`.
     """
-    found = read_plan(plan)
-    made = plan_in(found)
-    graph = graph_of(made)
-    exporting = Exporting(graph, made.problem.recipe, model, training_form, allow_symlinks)
+    loaded = read_plan(plan)
+    c_plan = plan_in(loaded)
+    graph = graph_of(c_plan)
+    exporting = Exporting(graph, c_plan.problem.recipe, model, training_form, allow_symlinks)
     if out is not None:
         exporting.check(out)
         exporting.write({name: graph.values[name] for name in graph.learned}, None)
-    ended = in_c.fit_on(
-        made,
+    result = in_c.fit_on(
+        c_plan,
         on,
         data,
         epochs=epochs,
@@ -330,9 +374,9 @@ def fit_on(
         seed=seed,
         validate=validate,
         predict=prediction_of,
-        ram_bytes=budget_of(found),
+        ram_bytes=budget_of(loaded),
         told=told or telling(progress),
     )
-    if out is not None and ended.steps.ok:
-        exporting.write(in_c.learned(graph, ended.steps), out)
-    return ended
+    if out is not None and result.steps.ok:
+        exporting.write(in_c.learned(graph, result.steps), out)
+    return result

@@ -1,6 +1,6 @@
-"""The options of reading a model, of its training step, and of solving: each is declared once.
+"""Options of reading a model, of its training step, and of solving, each declared once.
 
-`keywords` makes the arguments of `po.solve` and its like of them, for callers, type checkers and `help`.
+`keywords` turns them into arguments of `po.solve` and similar functions, for callers, type checkers and `help`.
 """
 
 from __future__ import annotations
@@ -30,26 +30,28 @@ if TYPE_CHECKING:
     from poetopt.util.units import Factor, Share
 
 MAX, AUTO = "max", "auto"
-"""Words that `--batch` and `--micro-batch` take beside numbers."""
+"""Words that `--batch` and `--micro-batch` take besides numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _FileOptions:
-    """The options of a model's file that don't concern its batch.
+    """Options of a model's file that don't concern its batch.
 
+    Parameters
+    ----------
     train
         Pattern, or patterns, of the parameters to train (`fc.*`); all of them by default.
     dims
         Sizes of dimensions that the file names: `{"height": 160}`.
     shapes
         Whole shapes of inputs, as numbers or in a text: `{"input": "1x3x160x160"}`; None, or `?`, for a size that the
-        file, `batch` or `dims` says.
+        file, `batch` or `dims` defines.
     values
         Inputs that become constants: `{"sr": 16000}`. A number fills an input of any size; lists and arrays are whole.
     allow_symlinks
-        Whether weights in files of their own may lie outside of the model's folder, behind symbolic links.
+        Whether files of weights may be outside of the model's folder, behind symbolic links.
     micro_batch_statistics
-        Whether BatchNormalization in training mode may take statistics of each part.
+        Whether BatchNormalization in training mode may compute statistics of each part.
     """
 
     train: str | Sequence[str] | None = None
@@ -62,13 +64,15 @@ class _FileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingOptions(_FileOptions):
-    """The options of `load`: a model's file as it is read.
+    """Options of `load`: how a model's file is read.
 
+    Parameters
+    ----------
     batch
-        The size of the batch axis where the file leaves it open, or is to be changed.
+        Size of the batch axis, if the file leaves it open, or to change it.
     micro_batch
-        Into how many parts of one size the batch is cut; the network is that of one part, and what is made of it sums
-        the gradients of all. Refused where that isn't what the whole batch gives.
+        Number of equal parts that the batch is cut into. The network is that of one part, and its training step sums
+        the gradients of all. Rejected if the result would differ from that of the whole batch.
     """
 
     batch: int | None = None
@@ -77,30 +81,31 @@ class ReadingOptions(_FileOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions:
-    """The options of the training graph that is derived of a network.
+    """Options of the training graph that is derived from a network.
 
+    Parameters
+    ----------
     loss
-        `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which picks by what the
-        model does last and by the output's shape. `forward-only`: none, and no backward operators; the step is the
-        network as it is used.
+        `cross-entropy`, `bce`, `mse`, `none` (the model's output is the loss), or `auto`, which chooses by the model's
+        last operator and the output's shape. `forward-only`: no loss and no backward operators; the step only runs the
+        network.
     output
-        The output that the loss is on, where several could have it.
+        Output of the loss, if several are possible.
     ignore_index, class_weights, label_smoothing
-        Of a cross-entropy that is attached, as of `torch.nn.CrossEntropyLoss`: the label of what is left out of the
-        mean (-100), a weight for each class, and the share of a label that all classes have in equal parts.
+        Options of an attached cross-entropy, as in `torch.nn.CrossEntropyLoss`: the label that the mean leaves out
+        (-100), a weight for each class, and the share of a label that is spread over all classes.
     straight_through
-        Whether gradients pass QuantizeLinear with DequantizeLinear behind it, where nothing is clipped.
+        Whether gradients pass QuantizeLinear followed by DequantizeLinear unchanged, where nothing is clipped.
     optimizer
-        `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`).
-        With `none`, the step ends with the gradients.
+        `sgd`, `momentum`, `adam` or `adamw`: its updates are part of the step (see `poetopt.autodiff.optimizers`). With
+        `none`, the step ends with the gradients.
     fuse
-        Whether an update is one operator with the gradient that it alone reads.
+        Whether an update is one operator with the gradient that only it reads.
     clip_norm
-        Whether updates clip the gradients by the norm of all of them. The bound is given with each step
-        (`clip_norm`), as a learning rate is; each gradient waits for that norm.
+        Whether updates clip the gradients by the norm of all of them. Each step gets the bound (`clip_norm`), like a
+        learning rate; each gradient waits for that norm.
     rates
-        What the learning rate of some parameters is multiplied with, by pattern: `{"features.*": 0.1}`. The first
-        that matches counts.
+        Factor of the learning rate of some parameters, by pattern: `{"features.*": 0.1}`. The first match counts.
     """
 
     loss: str = "auto"
@@ -117,14 +122,15 @@ class StepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions(StepOptions):
-    """The options of `Model.differentiate`: the training step as it is scheduled.
+    """Options of `Model.differentiate`: the training step as it is scheduled.
 
+    Parameters
+    ----------
     granularity
-        `operator`, or `block`: chains of cheap operators are scheduled as one (see
-        `poetopt.autodiff.passes.blocks`).
+        `operator`, or `block`: chains of cheap operators are scheduled as one (see `poetopt.autodiff.passes.blocks`).
     lazy_tables
-        Whether, where parameters are paged, a row of an embedding and its optimizer states change in those steps
-        alone that use it, so that momentum and Adam page such tables by rows, as SGD does in any case.
+        Whether a row of an embedding and its optimizer states change only in steps that use it, if parameters are
+        paged. Momentum and Adam then page such tables by rows, as SGD always does.
     """
 
     granularity: str = "operator"
@@ -133,13 +139,15 @@ class TrainingOptions(StepOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(ReadingOptions, TrainingOptions):
-    """The options of the training step: those of `load` and of `Model.differentiate`."""
+    """Options of the training step: those of `load` and of `Model.differentiate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CostOptions:
-    """The device of a problem.
+    """Device of a problem.
 
+    Parameters
+    ----------
     device, profile, runtime
         As for `Training.cost`.
     """
@@ -151,61 +159,63 @@ class CostOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class SolvingOptions(CostOptions):
-    """The options of the search.
+    """Options of the search.
 
+    Parameters
+    ----------
     ram
-        The budget of the schedule alone, as in the paper: bytes, a size (`"300KiB"`) or a share of the store-all peak
-        (`"40%"`). By default the RAM is for all of the step.
+        Budget of the schedule only, as in the paper: bytes, a size (`"300KiB"`) or a share of the store-all peak
+        (`"40%"`). By default the RAM limits the whole step.
     total_ram
-        Bytes, or a size, for all that the step takes: schedule, parameters, gradients, optimizer states, constants. By
-        default the device's RAM.
+        Bytes, or a size, for the whole step: schedule, parameters, gradients, optimizer states, constants. By default
+        the device's RAM.
     parameters
-        `resident`, `paged` (they have their home on storage, and are scheduled like everything else), or `auto`:
-        resident where that fits, or where `ram` is given. Paged ones are updated in the step, by `sgd` where no
-        optimizer is named.
+        `resident`, `paged` (their home is storage, and they are scheduled like other tensors), or `auto`: resident if
+        they fit or `ram` is given. Paged parameters are updated in the step, by `sgd` if no optimizer is named.
     stream
-        `auto`: where parameters are paged, operators may stream operands from storage and outputs to it, chunk by
-        chunk, in the ways that the runtime has (`c` has some). `never`: they run with all of them in RAM.
+        `auto`: if parameters are paged, operators may stream operands from storage and outputs to it, in chunks, as the
+        runtime's variants allow (`c` has some). `never`: operators run with all operands in RAM.
     deadline
         Seconds, a time (`"250ms"`) or a multiple of one compute of each operator (`"1.5x"`). By default there is none.
     steps
-        How many training steps an absolute deadline is for, and totals that blocks are given (joules, bytes).
+        Number of training steps that an absolute deadline covers, and totals of blocks (joules, bytes).
     epochs, samples
-        The same in epochs (1 by default) of so many samples, divided by the batch.
+        The number of steps as epochs (1 by default) of so many samples, divided by the batch.
     deadline_model
         `makespan`, or `paper` (the sum of compute times).
     minimize
-        `energy`, or `ram`: the least budget that has a schedule within `energy_limit` and the deadline, no more than
-        `ram` where that is given. Status, gap and bound are then of that budget: `ram_bound_bytes` is proven.
+        `energy`, or `ram`: the least budget with a schedule within `energy_limit` and the deadline, at most `ram` if
+        that is given. Status, gap and bound then refer to that budget: `ram_bound_bytes` is proven.
     energy_limit
         Joules (`"3J"`) or a multiple of one compute of each operator (`"1.1x"`, `"110%"`) that a step may take. With
-        `minimize="energy"` the least time within it is looked for.
+        `minimize="energy"` the search minimizes time within it.
     formulation
         Its name, the object (`po.formulations.retention.with_block(...)`) or a module with an object of its name.
     blocks
         More blocks: objects, or texts such as `"static-power=0.5W"`, `"energy-limit=3J"`, `"flash-wear=10MB"`.
     backend
-        A solver's name (`highs`, `gurobi`, `cbc`, `scip`, any that Pyomo knows, or a package registers), or the object.
+        Name of a solver (`highs`, `gurobi`, `cbc`, `scip`, any that Pyomo knows, or a package registers), or the
+        object.
     scope
-        `auto`, `depth:D`, `forward` or `full`: the space that the proof is for.
+        `auto`, `depth:D`, `forward` or `full`: the space that the proof covers.
     paging, remat
         False forbids it.
     time_limit, gap
-        When to stop: after this many seconds, or with an overhead proven to be that close to the least.
+        When to stop: after this time, or with an overhead proven to be this close to the least.
     threads
-        How many the solver uses; 0 lets it choose. Unless it is 1, a search of ours runs beside the solver's, in one
-        thread more; with 1, a solve that isn't ended by its time limit gives the same plan every time.
+        Threads of the solver; 0 lets it choose. With more than one thread, poetopt's own search runs in parallel, in
+        one more. With 1, a solve that its time limit doesn't end gives the same plan every time.
     solver_options
-        The solver's own options, by its own names: `{"mip_heuristic_effort": "0.2"}`.
+        Options of the solver, by its own names: `{"mip_heuristic_effort": "0.2"}`.
     log
-        A file for what the solver prints. It is begun anew.
+        File for the output of the solver, which is overwritten.
     listener
-        Called with each `Progress`.
+        Function that is called with each `Progress`.
     progress
-        Write a line to stderr where something is new. Whoever listens to the log `poetopt` at INFO gets them there.
+        Whether to write a line to stderr for each news. Listeners to the log `poetopt` at INFO get them there.
     begin
-        The moment (of `time.monotonic`) at which the time limit begins; by default now, so that reading a model that is
-        given by its path counts.
+        Moment (of `time.monotonic`) at which the time limit begins; by default now, so that reading a model from its
+        path counts.
     """
 
     ram: str | float | Share | None = None
@@ -237,13 +247,15 @@ class SolvingOptions(CostOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions(_FileOptions, TrainingOptions, SolvingOptions):
-    """The options of `solve`.
+    """Options of `solve`.
 
+    Parameters
+    ----------
     batch
-        As for `load`, or `"max"`: the largest one that fits the RAM, and the deadline; `report.largest` says what
-        refuses more.
+        As for `load`, or `"max"`: the largest one that fits the RAM and the deadline; `report.largest` has the reason
+        against more.
     micro_batch
-        As for `load`, or `"auto"`: the batch in as many parts as take the least energy; `report.tried` has them all.
+        As for `load`, or `"auto"`: the number of parts that takes the least energy; `report.tried` has all numbers.
     """
 
     batch: int | str | None = None
@@ -252,14 +264,16 @@ class SolveOptions(_FileOptions, TrainingOptions, SolvingOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class MethodOptions(ReadingOptions, TrainingOptions, CostOptions):
-    """The options of each solve of a comparison or a front.
+    """Options of each solve of a comparison or a front.
 
+    Parameters
+    ----------
     deadline
-        A deadline that all plans keep: seconds, a time, or a multiple of one pass.
+        Deadline of all plans: seconds, a time, or a multiple of one pass.
     gap, threads, backend, scope
-        Of one solve, as in `solve`.
+        Options of one solve, as in `solve`.
     progress
-        Write to stderr what is next. Whoever listens to the log `poetopt` at INFO gets it there.
+        Whether to write each next solve to stderr. Listeners to the log `poetopt` at INFO get it there.
     """
 
     deadline: str | float | Factor | None = None
@@ -272,17 +286,19 @@ class MethodOptions(ReadingOptions, TrainingOptions, CostOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions(MethodOptions):
-    """The options of `compare`.
+    """Options of `compare`.
 
+    Parameters
+    ----------
     ram
         Budgets: `"20%..100%/9"`, `"3MB,40%"`, or a sequence of single ones.
     methods
-        Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also beside
+        Names separated by commas, a `Baseline`, or a sequence of both; `"all"` stands for every method, also among
         others.
     time_limit
-        Of one solve, for the methods that solve an integer program.
+        Limit of one solve, for methods that solve an integer program.
     told
-        Called with the method and the budget that are next.
+        Function that is called with the next method and budget.
     """
 
     ram: str | int | Share | Sequence[str | int | Share] = "20%..100%/9"
@@ -293,14 +309,16 @@ class CompareOptions(MethodOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ParetoOptions(MethodOptions):
-    """The options of `pareto`; the gap is 2 % by default.
+    """Options of `pareto`; the gap is 2 % by default.
 
+    Parameters
+    ----------
     points
-        At most this many of them.
+        Maximum number of points.
     time_limit
-        No new point is taken up after this many seconds.
+        Seconds after which no new point is begun.
     told
-        Called with a budget and why it is next.
+        Function that is called with the next budget and the reason for it.
     """
 
     points: int = 14
@@ -310,42 +328,42 @@ class ParetoOptions(MethodOptions):
 
 
 def names_of(options: type) -> tuple[str, ...]:
-    """The names of a class of options."""
+    """Return the names of a class of options."""
     return tuple(field.name for field in fields(options))
 
 
 def part(options: object, kind: type) -> dict[str, Any]:
-    """The values of those options that `kind` has, by name."""
+    """Return the values of those options that `kind` has, by name."""
     return {name: getattr(options, name) for name in names_of(kind)}
 
 
 def changed(options: object, kind: type) -> list[str]:
-    """The names of those options of `kind` that aren't as they are by default."""
+    """Return the names of those options of `kind` that differ from their defaults."""
     return [field.name for field in fields(kind) if not _is_default(getattr(options, field.name), field.default)]
 
 
-def _is_default(value: object, usual: object) -> bool:
-    """Return whether a value is the default, or as empty as that; an array is neither."""
-    if not usual and isinstance(value, Sequence | Mapping) and not value:
+def _is_default(value: object, default: object) -> bool:
+    """Return whether a value is the default, or empty like it; an array is neither."""
+    if not default and isinstance(value, Sequence | Mapping) and not value:
         return True
-    return (value == usual) is True
+    return (value == default) is True
 
 
 READ, DERIVED = names_of(ReadingOptions), names_of(TrainingOptions)
 OF_TRAINING = {
     **{
-        name: f"it is given with each step: po.Trainer(report, {name}=...)"
+        name: f"it is an option of training: po.Trainer(report, {name}=...)"
         for name in ("lr", "momentum", "weight_decay", "lr_schedule", "seed")
     },
-    **dict.fromkeys(("validate", "data"), "data are given to po.Trainer(report).fit(data, validate=...)"),
+    **dict.fromkeys(("validate", "data"), "give data to po.Trainer(report).fit(data, validate=...)"),
 }
-"""Advice on options that are of the training, not of the plan."""
+"""Advice on options of the training, not of the plan."""
 
 AS_IN = {
     "device": ', as in device="a72" (po.devices.names())',
-    "optimizer": "; its numbers are the Trainer's, as in po.Trainer(report, lr=0.01)",
+    "optimizer": ". Its hyperparameters are those of the Trainer, as in po.Trainer(report, lr=0.01)",
 }
-"""What is added where another type is given."""
+"""Additions to messages about a wrong type."""
 
 P = ParamSpec("P")
 Given = TypeVar("Given")
@@ -356,28 +374,28 @@ Result = TypeVar("Result")
 def keywords(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Given, Options], Result]], Callable[Concatenate[Given, P], Result]]:
-    """Give a function of something and a class of options the arguments of that class.
+    """Give a function of a subject and an object of options the arguments of that class of options.
 
-    Its docstring gets what the class says of each where it has the line `{options}`. The function raises TypeError for
-    an option that there isn't.
+    The line `{options}` in its docstring is replaced by the docstrings of the options. The function raises TypeError
+    for an unknown option.
     """
-    asked: Any = options
-    known, texts = names_of(asked), texts_of(asked)
+    options_class: Any = options
+    known, texts = names_of(options_class), texts_of(options_class)
 
-    def taking(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, P], Result]:
+    def decorate(function: Callable[[Given, Options], Result]) -> Callable[Concatenate[Given, P], Result]:
         first, second = inspect.signature(function).parameters.values()
 
-        own = inspect.signature(asked)
+        own = inspect.signature(options_class)
         signature = own.replace(
             parameters=[first, *own.parameters.values()], return_annotation=function.__annotations__["return"]
         )
 
         @wraps(function)
         def call(*given: Any, **named: Any) -> Result:
-            wrong = next((name for name in named if name not in (*known, first.name)), None)
-            if wrong is not None:
-                later = OF_TRAINING.get(wrong) or f"there are {', '.join(known)}"
-                raise TypeError(f"unknown option {wrong!r}{closest(wrong, known)}; {later}")
+            unknown = next((name for name in named if name not in (*known, first.name)), None)
+            if unknown is not None:
+                advice = OF_TRAINING.get(unknown) or f"there are {', '.join(known)}"
+                raise TypeError(f"unknown option {unknown!r}{closest(unknown, known)}; {advice}")
             arguments = signature.bind(*given, **named).arguments
             subject = arguments.pop(first.name)
             for name, value in arguments.items():
@@ -386,27 +404,30 @@ def keywords(
                     raise OptionError(
                         f"{name}={shown}: must be {described(evaluated(texts[name]))}{AS_IN.get(name, '')}"
                     )
-            return function(subject, asked(**arguments))
+            return function(subject, options_class(**arguments))
 
-        written = {name: (text, function.__module__) for name, text in function.__annotations__.items()}
-        del written[second.name]
-        call.__annotations__ = LazyHints(written | texts)
+        annotations = {name: (text, function.__module__) for name, text in function.__annotations__.items()}
+        del annotations[second.name]
+        call.__annotations__ = LazyHints(annotations | texts)
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", f"{_said(asked)}\n")
+        call.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", _docs_of(options_class))
         return call
 
-    return taking
+    return decorate
 
 
 def texts_of(options: type) -> dict[str, Text]:
-    """The annotations of a class of options, by name."""
-    found: dict[str, Text] = {}
+    """Return the annotations of a class of options, by name."""
+    annotations: dict[str, Text] = {}
     for one in reversed(options.__mro__):
-        found |= {name: (text, one.__module__) for name, text in inspect.get_annotations(one).items()}
-    return found
+        annotations |= {name: (text, one.__module__) for name, text in inspect.get_annotations(one).items()}
+    return annotations
 
 
-def _said(options: type) -> str:
-    """The docstrings of options, in the order of the arguments."""
-    found = [inspect.cleandoc(one.__doc__ or "") for one in reversed(options.__mro__[:-1])]
-    return "\n".join(text.partition("\n\n")[2] for text in found if "\n\n" in text)
+_PARAMETERS = "Parameters\n----------\n"
+
+
+def _docs_of(options: type) -> str:
+    """Return the parameters in the docstrings of options, in the order of the arguments."""
+    docstrings = [inspect.cleandoc(one.__doc__ or "") for one in reversed(options.__mro__[:-1])]
+    return "\n".join(text.partition(_PARAMETERS)[2] for text in docstrings if _PARAMETERS in text)

@@ -34,9 +34,12 @@ def simulate(
     ram_bytes: int | None = None,
     deadline_s: float | None = None,
 ) -> Simulation:
-    """Bytes, joules and seconds of a plan, or of the one in a file, exactly.
+    """Return exact bytes, joules and seconds of a plan, or of a plan file.
 
-    Raises PlanError for one that is not valid or breaks a budget.
+    Raises
+    ------
+    PlanError
+        For a plan that is invalid or exceeds a budget.
     """
     return check_plan(plan_in(read_plan(plan)), ram_bytes=ram_bytes, deadline_s=deadline_s)
 
@@ -44,27 +47,33 @@ def simulate(
 def load_plan(
     path: str | os.PathLike[str], *, model: str | os.PathLike[str] | None = None, allow_symlinks: bool = False
 ) -> PlanFile:
-    """Read a plan file and the model that it is for, so that its `plan` can be executed.
+    """Read a plan file and its model, so that its `plan` can be executed.
 
+    Parameters
+    ----------
     model
-        Where the model is now; by default where the plan says, or beside the plan.
+        Path of the model; by default the path in the plan, or a file of that name beside the plan.
     allow_symlinks
-        As in `load`; a plan can't say it for its model.
+        As in `load`; a plan can't allow it for its model.
 
-    Raises PlanError for a damaged file, the plan of a problem file, or a model that is gone or has changed; ModelError
-    for one that can't be read.
+    Raises
+    ------
+    PlanError
+        For a damaged file, the plan of a problem file, or a model that is missing or has changed.
+    ModelError
+        For a model that can't be read.
     """
     shown = os.fspath(path)
     return codec.load(
         path,
-        lambda found: _to_execute(
-            shown, found.plan.problem, _model_of(shown, found.plan.problem, model), allow_symlinks=allow_symlinks
+        lambda found: _problem_to_execute(
+            shown, found.plan.problem, _require_model(shown, found.plan.problem, model), allow_symlinks=allow_symlinks
         ),
     )
 
 
 def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | None = None) -> str | None:
-    """The place of a plan's model: as given, as the plan says, or beside the plan; None where it isn't there."""
+    """Return the path of a plan's model: `given`, the path in the plan, or beside the plan; None if it is missing."""
     if given is not None:
         return os.fspath(given)
     reference = problem.model_ref
@@ -72,17 +81,17 @@ def model_place(plan: str, problem: Problem, given: str | os.PathLike[str] | Non
 
 
 def beside(plan: str, reference: str, what: str = "model") -> str | None:
-    """The place of a file that a plan names: there, or beside the plan; None where it isn't.
+    """Return the path of a file that a plan names: that path, or one beside the plan; None if it is missing.
 
+    Parameters
+    ----------
     what
-        `model` or `device`, as errors and options call it.
+        `model` or `device`, for messages and their option.
     """
     for place in (reference, os.path.join(os.path.dirname(plan), os.path.basename(reference))):
         if reference and os.path.exists(place):
             if is_special(place):
-                raise PlanError(
-                    f"{plan}: names {place} as its {what}, and that is no regular file; say where with --{what} FILE"
-                )
+                raise PlanError(f"{plan}: {place}, its {what}, is not a regular file. Give its path with --{what} FILE")
             return place
     return None
 
@@ -98,31 +107,42 @@ def execute(
     told: Told | None = None,
     progress: bool = False,
 ) -> onnxruntime.Execution:
-    """Run a plan on onnxruntime inside one arena, and ordinary training beside it, and compare bit by bit.
+    """Run a plan on onnxruntime inside one arena, run ordinary training too, and compare them bit by bit.
 
+    The budget is that of the report or plan file, or the peak of a bare plan. The result has the outcome of the checks
+    (`ok`, `message`).
+
+    Parameters
+    ----------
     plan
-        A plan, what `solve` or `load_plan` gave, or a plan file's path.
+        A plan, the result of `solve` or `load_plan`, or the path of a plan file.
     data
         A batch: arrays by input name, or an `.npz` file of them. By default a random one, drawn with `seed`.
     dump
-        Where to write the batch, the loss and the gradients, as `.npz`; a model with a tensor called `loss` has
-        its loss there as in the training graph, `loss.2`.
+        File for the batch, the loss and the gradients, as `.npz`. If the model has a tensor `loss`, the loss is named
+        as in the training graph, `loss.2`.
     workdir
-        Where the paging file lies meanwhile; by default the system's temporary folder.
+        Folder of the paging file; by default the system's temporary folder.
     threads
-        How many each kernel uses. A plan reserves what kernels allocate with one; with more the budget may be missed.
+        Threads of each kernel. A plan reserves the allocations of kernels with one; with more the budget may be
+        exceeded.
     told, progress
-        Called with what is done next, never while a clock runs; whether that goes to stderr. Whoever listens to the log
-        `poetopt` at INFO gets it there.
+        Function that is called with each next action, never while a clock runs; and whether to write that to stderr.
+        Listeners to the log `poetopt` at INFO get it there.
 
-    The budget is the one of the report or plan file; of a bare plan, its own peak. What the checks found is in
-    the result (`ok`, `message`). Raises PlanError for a plan without a network behind it, or of the runtime c
-    (`execute_on` is for those), ModelError for data that don't fit, ExecutionError where a kernel or the storage fails.
+    Raises
+    ------
+    PlanError
+        For a plan without a network, or for the runtime c (see `execute_on`).
+    ModelError
+        For data that don't fit.
+    ExecutionError
+        If a kernel or the storage fails.
     """
-    found = read_plan(plan)
+    loaded = read_plan(plan)
     execution = onnxruntime.execute(
-        plan_in(found),
-        ram_bytes=budget_of(found),
+        plan_in(loaded),
+        ram_bytes=budget_of(loaded),
         data=data,
         seed=seed,
         workdir=workdir,
@@ -149,38 +169,44 @@ def train(
     told: Told | None = None,
     progress: bool = False,
 ) -> onnxruntime.TrainingRun:
-    """Take steps of gradient descent with a plan, and nothing beside them.
+    """Run steps of gradient descent with a plan, and nothing else.
 
+    Parameters
+    ----------
     plan
-        As for `execute`, or what `prepared` gave.
+        As for `execute`, or the result of `prepared`.
     lr, momentum
-        Of the step's own optimizer, its default momentum by default; a step that ends with gradients takes plain
+        Hyperparameters of the plan's optimizer, with its default momentum. A step that ends with gradients takes plain
         descent.
-        Where the plan's step has an optimizer, they are that one's.
     data
-        Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is fed in every step; one
-        that is longer along the first axis is a data set, taken in batches in its order and round again. By default
-        one random batch, drawn with `seed`.
+        Arrays by input name, or an `.npz` file of them. An array of exactly an input's shape is used in every step. An
+        array that is longer along the first axis is a data set, which is read in batches, in order and repeatedly. By
+        default one random batch, drawn with `seed`.
     dump
-        Where to write `losses` (`losses.2` where a parameter is called so), and parameters and statistics after the
-        last step, as `.npz`.
+        File for `losses` (`losses.2` if a parameter has that name), and parameters and statistics after the last step,
+        as `.npz`.
     check
-        With `1`, every step is compared with ordinary training, bit by bit; with N, each Nth one from the first on.
-        That comes after the last step; of what `prepared` gave, in a process of its own.
+        With `1`, every step is compared with ordinary training, bit by bit; with N, each Nth step from the first on.
+        The comparison follows the last step; with the result of `prepared` it runs in another process.
     meter
         As for `Trainer.fit`.
     told, progress
         As for `execute`.
 
-    Raises OptionError for numbers that make no sense; else as `execute`.
+    Raises
+    ------
+    OptionError
+        For invalid numbers.
+    PoetError
+        Other errors are those of `execute`.
     """
-    found = plan if isinstance(plan, onnxruntime.Prepared) else read_plan(plan)
+    loaded = plan if isinstance(plan, onnxruntime.Prepared) else read_plan(plan)
     return onnxruntime.train(
-        found if isinstance(found, onnxruntime.Prepared) else plan_in(found),
+        loaded if isinstance(loaded, onnxruntime.Prepared) else plan_in(loaded),
         steps,
         lr,
         momentum=momentum,
-        ram_bytes=found.ram_bytes if isinstance(found, onnxruntime.Prepared) else budget_of(found),
+        ram_bytes=loaded.ram_bytes if isinstance(loaded, onnxruntime.Prepared) else budget_of(loaded),
         data=data,
         dump=dump,
         seed=seed,
@@ -199,26 +225,31 @@ def again(
     *,
     allow_symlinks: bool = False,
 ) -> Problem:
-    """The problem of a plan file, made again of the model in `reference`, with the costs that `costed` gives it.
+    """Return the problem of a plan file, built again from the model in `reference`, with costs by `costed`.
 
-    Raises PlanError for another model, ModelError for one that can't be read.
+    Raises
+    ------
+    PlanError
+        For another model.
+    ModelError
+        For a model that can't be read.
     """
     try:
         options = from_recipe(problem.recipe, allow_symlinks=allow_symlinks)
     except (ModelError, OptionError) as error:
-        raise PlanError(f"{plan}: it says how its model is read, and that can't be: {error}") from error
+        raise PlanError(f"{plan}: its options for reading the model are invalid: {error}") from error
     loaded = read(reference, options)
     if not made_for(problem, loaded):
         what = "operators, shapes or types are" if problem.structure_hash else "content is"
         raise PlanError(
-            f"{reference}: it is not the model that {plan} was made for (its {what} another one's); "
-            "solve it again, or say where the right one is with --model FILE"
+            f"{reference}: it is not the model that {plan} was made for (its {what} different). "
+            "Solve it again, or give the path of the right one with --model FILE"
         )
     return costed(differentiated(loaded, problem.recipe))
 
 
 def made_for(problem: Problem, loaded: Model | TrainingFile) -> bool:
-    """Tell whether a problem is of this model, however far that was trained; an older plan knows its content alone."""
+    """Return whether a problem is of this model, before or after training; an older plan knows only its content."""
     if isinstance(loaded, TrainingFile):
         return loaded.file.content_hash == problem.model_hash
     if loaded.graph.content_hash == problem.model_hash:
@@ -226,31 +257,33 @@ def made_for(problem: Problem, loaded: Model | TrainingFile) -> bool:
     return problem.structure_hash != "" and loaded.graph.structure_hash == problem.structure_hash
 
 
-def _to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: bool) -> Problem:
-    """The same for a plan that is to be executed, with any costs: a problem file is refused."""
+def _problem_to_execute(plan: str, problem: Problem, reference: str, *, allow_symlinks: bool) -> Problem:
+    """Return the problem of a plan for its execution, with any costs; a problem file is rejected."""
 
     def costed(step: Training | TrainingFile) -> Problem:
         if isinstance(step, TrainingFile):
             raise PlanError(
-                f"{reference}: a problem file has no network to execute; give the plan's ONNX model (--model)"
+                f"{reference}: a problem file has no network to execute. Give the plan's ONNX model with --model"
             )
         recipe = problem.recipe
-        where = parameters_of(recipe)
-        alike = step.cost(bytes_alone(recipe), runtime=problem.runtime or None, parameters=where, stream="never")
-        return alike.keeping(problem.lasting)
+        place = parameters_of(recipe)
+        problem_again = step.cost(
+            bytes_alone(recipe), runtime=problem.runtime or None, parameters=place, stream="never"
+        )
+        return problem_again.keeping(problem.lasting)
 
     return again(plan, problem, reference, costed, allow_symlinks=allow_symlinks)
 
 
-def _model_of(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
-    """The model that a plan is executed with. Raises PlanError."""
+def _require_model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> str:
+    """Return the path of the model that a plan is executed with. Raises PlanError."""
     if not problem.recipe:
         raise PlanError(
-            f"{plan}: the plan of a problem file ({problem.called}), with no network to execute; solve an ONNX model"
+            f"{plan}: a plan of a problem file ({problem.called}) has no network to execute. Solve an ONNX model"
         )
     place = model_place(plan, problem, given)
     if place is None:
-        raise PlanError(f"{plan}: its model {problem.called!r} is not there; say where with --model FILE")
+        raise PlanError(f"{plan}: its model {problem.called!r} is missing. Give its path with --model FILE")
     return place
 
 
@@ -267,8 +300,8 @@ def budget_of(plan: Plan | PlanFile | Report) -> int | None:
 def plan_in(plan: Plan | PlanFile | Report) -> Plan:
     if not isinstance(plan, Plan) and not hasattr(plan, "plan"):
         advice = exported(plan) or 'po.solve(model, device="a72") makes one of a model'
-        raise TypeError(f"a plan is needed here, a plan file's path, or a report, not {type(plan).__name__}: {advice}")
-    found = plan if isinstance(plan, Plan) else plan.plan
-    if found is None:
+        raise TypeError(f"a plan, the path of a plan file, or a report is needed, not {type(plan).__name__}: {advice}")
+    bare_plan = plan if isinstance(plan, Plan) else plan.plan
+    if bare_plan is None:
         raise PlanError("the report has no plan: the problem was not solved")
-    return found
+    return bare_plan

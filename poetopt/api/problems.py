@@ -1,9 +1,8 @@
-"""Problems as `solve`, `compare` and their like take them: one, or a model (a path, a zoo name) and a device.
+"""Problems for `solve`, `compare` and similar functions: a problem, or a model (a path, a zoo name) and a device.
 
-All the RAM of a step, or the schedule's alone: which of the two is asked for, and where parameters are then.
-
-`--ram` is the budget of the schedule, as in the paper. `--total-ram`, or else the device's RAM, is for everything: then
-parameters are resident where they fit beside a schedule, and otherwise paged.
+The RAM budget is for the whole step or for the schedule only, which also decides on the place of parameters. `--ram` is
+the budget of the schedule, as in the paper. `--total-ram`, or else the device's RAM, limits the whole step: parameters
+are then resident if they fit beside a schedule, and otherwise paged.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ if TYPE_CHECKING:
     from poetopt.devices import Device
 
     Solvable = Problem | Training | TrainingFile | Model | onnx.ModelProto | str | os.PathLike[str]
-    """A problem, or what is one together with a device."""
+    """A problem, or an object that becomes one on a device."""
 
 
 def store_all_peak_bytes(problem: Problem) -> int:
-    """The least budget, in bytes, of ordinary training, which keeps each tensor until its last use.
+    """Return the least budget, in bytes, of ordinary training, which keeps each tensor until its last use.
 
-    A share such as `"40%"` of RAM is of this figure.
+    A share such as `"40%"` of RAM refers to this figure.
     """
     check_problem(problem)
     return store_all_bytes(problem)
@@ -55,98 +54,114 @@ RESIDENT, PAGED = PARAMETERS
 def costed(
     step: Problem | Training | TrainingFile, options: SolvingOptions, *, roomiest: bool = False
 ) -> Iterator[Problem]:
-    """The problems to solve: the next one where the one before has no schedule.
+    """Yield the problems to solve: the next one if the one before has no schedule.
 
+    Parameters
+    ----------
     roomiest
-        Whether the one that leaves the most RAM to the schedule comes first, if parameters may be paged.
+        Whether the problem that leaves the most RAM to the schedule comes first, if parameters may be paged.
 
-    Raises OptionError for other words, and for what a Problem has already; else as `Training.cost`.
+    Raises
+    ------
+    OptionError
+        For invalid words, and for options that a Problem already has.
+    PoetError
+        Other errors are those of `Training.cost`.
     """
     device, profile, runtime = options.device, options.profile, options.runtime
-    parameters, stream, total, ram = options.parameters, options.stream, total_bytes(options), options.ram
+    parameters, stream, total_ram_bytes, ram = options.parameters, options.stream, total_bytes(options), options.ram
     if stream not in STREAM:
-        raise OptionError(f"--with stream={stream}: must be {' or '.join(STREAM)}")
+        raise OptionError(f"--stream {stream}: must be {' or '.join(STREAM)}")
     if parameters not in (AUTO, *PARAMETERS):
         raise OptionError(f"--parameters {parameters}: must be {AUTO}, {RESIDENT} or {PAGED}")
     if isinstance(step, Problem):
-        given = [device, profile, runtime, None if parameters in (AUTO, step.parameters) else parameters]
-        if any(one is not None for one in given):
+        cost_options = [device, profile, runtime, None if parameters in (AUTO, step.parameters) else parameters]
+        if any(one is not None for one in cost_options):
             raise OptionError(
-                "device, profile, runtime, parameters: a Problem has its costs already; leave them out, or give a "
+                "device, profile, runtime, parameters: a Problem has its costs already. Leave them out, or give a "
                 "Training"
             )
         yield step
         return
-    on = checked_device(device)
+    target = checked_device(device)
     if parameters != AUTO:
-        yield step.cost(on, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
+        yield step.cost(target, profile=profile, runtime=runtime, parameters=parameters, stream=stream)
         return
-    if roomiest and ram is None and isinstance(step, Training) and _found(on).storage is not None:
-        yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
-        yield step.cost(on, profile=profile, runtime=runtime)
+    if roomiest and ram is None and isinstance(step, Training) and _load_device(target).storage is not None:
+        yield step.cost(target, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
+        yield step.cost(target, profile=profile, runtime=runtime)
         return
-    resident = step.cost(on, profile=profile, runtime=runtime)
-    whole = total if total is not None else resident.device_ram_bytes
-    may_page = ram is None and whole is not None and isinstance(step, Training) and resident.paging
-    if not may_page or whole is None:
+    resident = step.cost(target, profile=profile, runtime=runtime)
+    ram_bytes = total_ram_bytes if total_ram_bytes is not None else resident.device_ram_bytes
+    may_page = ram is None and ram_bytes is not None and isinstance(step, Training) and resident.paging
+    if not may_page or ram_bytes is None:
         yield resident
         return
-    if resident.least_ram_bytes <= whole - resident.beside_bytes:
+    if resident.least_ram_bytes <= ram_bytes - resident.beside_bytes:
         yield resident
-    yield step.cost(on, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
+    yield step.cost(target, profile=profile, runtime=runtime, parameters=PAGED, stream=stream)
 
 
 def total_bytes(options: SolvingOptions) -> int | None:
-    """Bytes that `--total-ram` asks for; None where it isn't given.
+    """Return the bytes of `--total-ram`, or None if it isn't given.
 
-    Raises OptionError for what is no size, and where `--ram` is given as well.
+    Raises OptionError for an invalid size, and if `--ram` is given too.
     """
     if options.total_ram is None:
         return None
     if options.ram is not None:
-        raise OptionError("--total-ram is for all of the step, --ram for the schedule alone: give one of them")
+        raise OptionError("--total-ram limits the whole step, --ram only the schedule. Give one of them")
     return parse_size(options.total_ram, option="--total-ram")
 
 
-def _found(on: Device | str | os.PathLike[str]) -> Device:
-    return device_of(on) if isinstance(on, str | os.PathLike) else on
+def _load_device(device: Device | str | os.PathLike[str]) -> Device:
+    return device_of(device) if isinstance(device, str | os.PathLike) else device
 
 
 def problem_of(given: Solvable, options: MethodOptions) -> Problem:
-    """The problem that `given` is, or becomes on a device.
+    """Return the problem that `given` is, or becomes on a device.
 
-    Raises OptionError for a device that is missing, and for options that come too late; else as `load`,
-    `Model.differentiate` and `Training.cost`.
+    Raises
+    ------
+    OptionError
+        For a missing device, and for options that come too late.
+    PoetError
+        Other errors are those of `load`, `Model.differentiate` and `Training.cost`.
     """
-    found = step_of(given, options)
-    if isinstance(found, Problem):
+    step = step_of(given, options)
+    if isinstance(step, Problem):
         if changed(options, CostOptions):
             raise OptionError(
-                "device, profile, runtime: a Problem has its costs already; leave them out, or give a Training"
+                "device, profile, runtime: a Problem has its costs already. Leave them out, or give a Training"
             )
-        return found
-    return found.cost(checked_device(options.device), profile=options.profile, runtime=options.runtime)
+        return step
+    return step.cost(checked_device(options.device), profile=options.profile, runtime=options.runtime)
 
 
 def step_of(given: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile:
-    """The training step that `given` is, or becomes with its options; a problem is one already.
+    """Return the training step that `given` is, or becomes with its options; a problem is one already.
 
-    Raises OptionError for options that come too late; else as `load` and `Model.differentiate`.
+    Raises
+    ------
+    OptionError
+        For options that come too late.
+    PoetError
+        Other errors are those of `load` and `Model.differentiate`.
     """
     return differentiated(read(given, options), options)
 
 
 def read(given: Solvable, options: TrainingOptions) -> Problem | Training | TrainingFile | Model:
-    """The model that `given` is, or its file as it is read. Raises OptionError, and as `load`."""
+    """Return the model that `given` is, or the file that is read. Raises OptionError, and errors of `load`."""
     if not isinstance(given, Problem | Training | TrainingFile | Model) and _is_model(given):
         return load(given, **part(options, ReadingOptions))
-    late = changed(options, ReadingOptions)
+    late_options = changed(options, ReadingOptions)
     if not isinstance(given, Model | TrainingFile):
-        late += changed(options, TrainingOptions)
-    if late:
+        late_options += changed(options, TrainingOptions)
+    if late_options:
         raise OptionError(
-            f"{', '.join(late)}: too late for a {type(given).__name__}, which is made with such options; give the "
-            "model's path with them"
+            f"{', '.join(late_options)}: too late for a {type(given).__name__}, which is made with such options. Give "
+            "the model's path with them"
         )
     if not isinstance(given, Problem | Training | TrainingFile | Model):
         check_problem(given)
@@ -156,19 +171,19 @@ def read(given: Solvable, options: TrainingOptions) -> Problem | Training | Trai
 def differentiated(
     model: Problem | Training | TrainingFile | Model, options: TrainingOptions
 ) -> Problem | Training | TrainingFile:
-    """The training step of a model. Raises OptionError, and as `Model.differentiate`."""
+    """Return the training step of a model. Raises OptionError, and errors of `Model.differentiate`."""
     if isinstance(model, Model | TrainingFile):
         return model.differentiate(**part(options, TrainingOptions))
     return model
 
 
 def checked_device(device: Device | str | os.PathLike[str] | None) -> Device | str | os.PathLike[str]:
-    """`device`. Raises OptionError where there is none."""
+    """Return `device`. Raises OptionError if it is None."""
     if device is None:
-        raise OptionError('device: which one is it to be? Give its name, as in device="a72" (po.devices.names())')
+        raise OptionError('device: none is given. Give its name, as in device="a72" (po.devices.names())')
     return device
 
 
 def _is_model(given: object) -> bool:
-    """Tell whether `load` takes it; an onnx.ModelProto is known by its graph, without importing onnx."""
+    """Return whether `load` takes it; an onnx.ModelProto is recognized by its attributes, without importing onnx."""
     return isinstance(given, str | os.PathLike) or (hasattr(given, "graph") and hasattr(given, "SerializeToString"))

@@ -30,44 +30,64 @@ if TYPE_CHECKING:
 
 @keywords(SolveOptions)
 def solve(problem: Solvable, options: SolveOptions) -> Report:
-    """The schedule of least energy that keeps a RAM budget and a deadline.
+    """Find the schedule of least energy within a RAM budget and a deadline.
 
+    An interrupt (Ctrl-C) returns the best plan so far, or the proof that there is none.
+
+    Parameters
+    ----------
     problem
-        A problem, or a model (the path of its file, a zoo network's name, what `load` or `differentiate` gave): then
-        with `device`, and for a path with what `load` (`batch`, `train`, ...) and `Model.differentiate` (`loss`,
-        `optimizer`, ...) take, as the command has them.
+        A problem, or a model (the path of its file, the name of a zoo network, or the result of `load` or
+        `differentiate`). A model needs `device`; a path may have the options of `load` (`batch`, `train`, ...) and of
+        `Model.differentiate` (`loss`, `optimizer`, ...), as on the command line.
     {options}
-    Raises InfeasibleError where there is no schedule (with what would be feasible), NoScheduleError where none was
-    found in time, OptionError for an option that can't be understood, UnsupportedOpError for an operator that the
-    runtime c can't run, BackendUnavailableError for a solver that isn't installed. An interrupt (Ctrl-C) gives
-    the best plan so far, or the proof that there is none; KeyboardInterrupt where it comes before either.
+
+    Returns
+    -------
+    Report
+        The plan, with its costs and the proof.
+
+    Raises
+    ------
+    InfeasibleError
+        If there is no schedule; the message says what would be feasible.
+    NoScheduleError
+        If no schedule was found in time.
+    OptionError
+        For an invalid option.
+    UnsupportedOpError
+        For an operator that the runtime c doesn't support.
+    BackendUnavailableError
+        For a solver that isn't installed.
+    KeyboardInterrupt
+        If an interrupt precedes both a plan and a proof.
     """
     imports.check_solving()
-    now = time.monotonic() if options.begin is None else options.begin
-    options = _checked(options)
+    begin = time.monotonic() if options.begin is None else options.begin
+    options = _prepare_options(options)
     if options.begin is None and not isinstance(problem, Problem | Training | TrainingFile):
-        options = replace(options, begin=now)
+        options = replace(options, begin=begin)
     if options.micro_batch == AUTO:
-        report = least_energy(problem, options, now)
+        report = least_energy(problem, options, begin)
     elif options.batch == MAX:
-        report = largest_batch(problem, options, now)
+        report = largest_batch(problem, options, begin)
     else:
         model = read(problem, options)
         step = differentiated(model, options)
         problems = costed(step, options)
         report = search(problems, options)
-    return _reported(report, options)
+    return _finish_report(report, options)
 
 
-class _Log(os.PathLike[str]):
-    """The path of a file that is emptied when it is first asked for."""
+class _LogPath(os.PathLike[str]):
+    """Path of a file that is emptied on first use."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.given = os.fspath(path)
 
     @cached_property
     def path(self) -> str:
-        """The path, once the file is empty: what is tried after this goes behind it."""
+        """Path, after the file was emptied; later solves append to it."""
         write_atomically(self.given, "")
         return self.given
 
@@ -75,26 +95,29 @@ class _Log(os.PathLike[str]):
         return self.path
 
 
-def _checked(options: SolveOptions) -> SolveOptions:
-    """The options with their listener, and an energy limit as the block of that name. Raises OptionError."""
+def _prepare_options(options: SolveOptions) -> SolveOptions:
+    """Return the options with their listener, and an energy limit as its block. Raises OptionError."""
     total_bytes(options)
-    minimize, blocks, limit = options.minimize, options.blocks, options.energy_limit
+    minimize, blocks, energy_limit = options.minimize, options.blocks, options.energy_limit
     if minimize not in ("energy", "ram"):
-        raise OptionError(f"--with minimize={minimize}: must be energy or ram")
+        raise OptionError(f"--minimize {minimize}: must be energy or ram")
     if minimize == "ram" and (options.batch == MAX or options.micro_batch == AUTO):
-        raise OptionError("--with minimize=ram: is of one problem; leave out --batch max and --micro-batch auto")
-    if limit is not None and minimize == "energy":
-        blocks = [*blocks, f"energy-limit={f'{limit.times}x' if isinstance(limit, Factor) else limit}"]
+        raise OptionError("--minimize ram: it needs a single problem. Leave out --batch max and --micro-batch auto")
+    if energy_limit is not None and minimize == "energy":
+        blocks = [
+            *blocks,
+            f"energy-limit={f'{energy_limit.times}x' if isinstance(energy_limit, Factor) else energy_limit}",
+        ]
     return replace(
         options,
         blocks=blocks,
         listener=listening(telling(options.progress), options.listener),
-        log=None if options.log is None else _Log(options.log),
+        log=None if options.log is None else _LogPath(options.log),
     )
 
 
-def _reported(report: Report, options: SolveOptions) -> Report:
-    """The report with the training that was asked about. Raises where there is no plan, as `solve` says."""
+def _finish_report(report: Report, options: SolveOptions) -> Report:
+    """Return the report with its training. Raises the errors of `solve` if there is no plan."""
     if report.plan is None and report.solution.interrupted and report.status is not Status.INFEASIBLE:
         raise KeyboardInterrupt
     problem = report.problem
@@ -103,11 +126,11 @@ def _reported(report: Report, options: SolveOptions) -> Report:
     if report.plan is not None:
         return report
     failure = InfeasibleError if report.status is Status.INFEASIBLE else NoScheduleError
-    whole = options.total_ram is not None or (problem.parameters == "paged" and options.ram is None)
+    is_whole_step = options.total_ram is not None or (problem.parameters == "paged" and options.ram is None)
     steps = 1 if report.run is None else report.run.steps
-    words = failure_words(problem, report.solution, whole=whole, steps=steps)
-    none = f"--batch {MAX}: not even a batch of 1 has a schedule: " if options.batch == MAX else ""
+    reason = failure_words(problem, report.solution, whole=is_whole_step, steps=steps)
+    prefix = f"--batch {MAX}: not even a batch of 1 has a schedule: " if options.batch == MAX else ""
     if report.tried:
         numbers = ", ".join(str(one.parts) for one in report.tried)
-        none = f"--micro-batch {AUTO}: in none of {numbers} parts does the batch have a schedule; in the last: "
-    raise failure(none + words, report=report.to_dict())
+        prefix = f"--micro-batch {AUTO}: the batch has no schedule in {numbers} parts. In the last: "
+    raise failure(prefix + reason, report=report.to_dict())

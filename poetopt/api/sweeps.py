@@ -4,13 +4,13 @@
               { model = "open.onnx", dims = { height = 160 }, shapes = { x = "1x3x?x160" }, values = { sr = 16000 } }]
     devices = ["a72", "./board.toml"]
     ram = "20%..100%/9"             # or a list: ["40%", "300KiB"]
-    deadlines = ["none", "1.5x"]    # optional, as are all that follow
+    deadlines = ["none", "1.5x"]    # optional, like all that follow
     methods = ["poet", "dtr"]       # names of `poetopt compare`; default: poet
     time_limit = "20s"              # of one solve; gap, scope, threads and backend as in `poetopt compare`
 
 Paths are relative to the file. Points are the product, in the order of the file; methods vary fastest. A model has the
-options of `po.load` and `Model.differentiate`. A row is written when its point ends, in a transaction of its own, under
-a key of all that it depends on: a kill at any moment loses no row, and the same command goes on with the others.
+options of `po.load` and `Model.differentiate`. Each row is written when its point ends, in its own transaction, under a
+key of everything that it depends on. So no kill loses a row, and the same command continues with the missing points.
 """
 
 from __future__ import annotations
@@ -69,16 +69,16 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Row = dict[str, Any]
-"""A point's answer, by column."""
+"""Answer of a point, by column."""
 KEYS = ("models", "devices", "ram", "deadlines", "methods", "time_limit", "gap", "scope", "threads", "backend")
 MODEL_KEYS = tuple(dict.fromkeys(("model", "name", *READ, *DERIVED)))
 POINT = ("point", "model", "device", "method", "ram", "deadline")
 RESULT = tuple(name for name in FOUND if name not in ("method", "reason", "solve_s"))
 OF_PROBLEM = ("deadline_s", "operators", "tensors", "store_all_peak_bytes", "baseline_energy_j", "baseline_time_s")
 COLUMNS = (*POINT, *RESULT, *OF_PROBLEM, "reason", "limited", "solve_s", "total_s")
-"""But for the last four, the same however often and wherever a point is run, as long as no time limit ended a solve."""
+"""All but the last four are reproducible, unless a time limit ended a solve."""
 ERROR = "error"
-"""The status of a point whose model or device could not be used at all."""
+"""Status of a point whose model or device can't be used."""
 CONNECT_S = 15
 """Seconds to wait for a scheduler, and for its first worker."""
 
@@ -87,8 +87,10 @@ CONNECT_S = 15
 class SweepPoint:
     """One solve: a model, a device, a budget, a deadline and a method.
 
+    Attributes
+    ----------
     options
-        Of the model, as JSON.
+        Options of the model, as JSON.
     content
         SHA-256 of the files of model and device; empty for names.
     """
@@ -106,7 +108,7 @@ class SweepPoint:
 
     @property
     def said(self) -> dict[str, str]:
-        """The columns of its row that it has by itself."""
+        """Columns of its row that don't depend on the solve."""
         ram, deadline = self.ram, self.deadline
         return {
             "model": self.model_name,
@@ -119,195 +121,205 @@ class SweepPoint:
 
     @property
     def key(self) -> str:
-        """Of everything that the row depends on, but not of the point's place in the sweep; of a file its content."""
+        """Hash of everything that the row depends on, with the content of files, but not the point's position."""
         files = [self.content[0] or self.model, self.content[1] or self.device]
-        what = [__version__, files, self.options, *self.said.values(), asdict(self.settings)]
-        return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+        parts = [__version__, files, self.options, *self.said.values(), asdict(self.settings)]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def __str__(self) -> str:
-        said = self.said
-        text = f"{self.method}, {self.model_name} on {said['device']} at {said['ram']}"
-        return text if self.deadline is None else f"{text} in {said['deadline']}"
+        columns = self.said
+        text = f"{self.method}, {self.model_name} on {columns['device']} at {columns['ram']}"
+        return text if self.deadline is None else f"{text} in {columns['deadline']}"
 
 
 def evaluate(point: SweepPoint) -> Row:
-    """The row of a point, without its place in the sweep. What poetopt refuses is a row too, with the reason."""
+    """Return the row of a point, without its position. An error of poetopt is also a row, with the reason."""
     begin = time.monotonic()
     try:
-        problem = _problem(point.model, point.options, point.device)
+        problem = _cached_problem(point.model, point.options, point.device)
         peak = store_all_peak_bytes(problem)
         deadline = point.deadline
         deadline_s = deadline.times * problem.baseline_time_s if isinstance(deadline, Factor) else deadline
         settings = replace(point.settings, deadline_s=deadline_s)
-        (found,) = compare(problem, in_bytes((point.ram,), peak), [point.method], settings).rows
-        row = {key: value for key, value in found.to_dict().items() if key != "method"}
+        (solved,) = compare(problem, in_bytes((point.ram,), peak), [point.method], settings).rows
+        row = {key: value for key, value in solved.to_dict().items() if key != "method"}
         of_problem = (deadline_s, len(problem.operators), len(problem.tensors), peak, problem.baseline_energy_j)
         row |= dict(zip(OF_PROBLEM, (*of_problem, problem.baseline_time_s), strict=True))
     except (PoetError, AttributeError, TypeError, ValueError) as error:
         row = {"status": ERROR, "reason": str(error), "solve_s": 0.0}
-    # A solve that took this share of its time limit was ended by it: another run may come further, or less far
+    # A solve that took 95 % of its time limit was ended by it, so another run may differ.
     limited = int(float(str(row["solve_s"])) >= 0.95 * point.settings.time_limit_s)
     return {**row, "limited": limited, "total_s": time.monotonic() - begin}
 
 
 @lru_cache(maxsize=2)
-def _problem(model: str, options: str, device: str) -> Problem:
-    asked: dict[str, Any] = json.loads(options)
-    step = load(model, **{name: value for name, value in asked.items() if name in READ})
-    return step.differentiate(**{name: value for name, value in asked.items() if name in DERIVED}).cost(device)
+def _cached_problem(model: str, options: str, device: str) -> Problem:
+    model_options: dict[str, Any] = json.loads(options)
+    step = load(model, **{name: value for name, value in model_options.items() if name in READ})
+    return step.differentiate(**{name: value for name, value in model_options.items() if name in DERIVED}).cost(device)
 
 
 def read_sweep(path: str | os.PathLike[str]) -> tuple[SweepPoint, ...]:
-    """The points of a sweep file. Raises OptionError for one that can't be read or says what can't be understood."""
+    """Return the points of a sweep file. Raises OptionError if it can't be read or is invalid."""
     shown = os.fspath(path)
     try:
         table: dict[str, Any] = parse_toml(read_text(path, TABLE_BYTES))
     except OSError as error:
         raise OptionError(
-            f"{shown}: the sweep can't be read: {error.strerror}; give the path of a TOML file"
+            f"{shown}: the sweep can't be read: {error.strerror}. Give the path of a TOML file"
         ) from error
     except ValueError as error:
         what = "it is not text" if isinstance(error, UnicodeDecodeError) else f"not valid TOML: {error}"
-        raise OptionError(f"{shown}: {what}; a sweep is a TOML file with models, devices and ram") from error
-    _check(shown, table, KEYS, "a sweep")
+        raise OptionError(f"{shown}: {what}. Give a TOML file with models, devices and ram") from error
+    _check_keys(shown, table, KEYS, "a sweep")
     for key in ("models", "devices", "ram"):
         if not table.get(key):
-            raise OptionError(f"{shown}: '{key}' is missing; a sweep has at least models, devices and ram")
+            raise OptionError(f"{shown}: '{key}' is missing. A sweep needs models, devices and ram")
     folder = Path(shown).resolve().parent
-    models = [_model(shown, folder, entry) for entry in _list(table["models"])]
+    models = [_read_model_entry(shown, folder, entry) for entry in _as_list(table["models"])]
     if len({name for _, name, _, _ in models}) < len(models):
-        raise OptionError(f'{shown}: models: two have one name; tell them apart with name = "..."')
-    devices = [_file(shown, folder, str(entry)) for entry in _list(table["devices"])]
-    if wrong := next((place for place, *_, content in models if not content and place not in zoo.names()), None):
-        raise OptionError(f"{shown}: {wrong}: no regular file, and no network of the zoo{closest(wrong, zoo.names())}")
+        raise OptionError(f'{shown}: models: two have the same name. Tell them apart with name = "..."')
+    devices = [_find_file(shown, folder, str(entry)) for entry in _as_list(table["devices"])]
+    if unknown := next((place for place, *_, content in models if not content and place not in zoo.names()), None):
+        raise OptionError(
+            f"{shown}: {unknown}: neither a regular file nor a network of the zoo{closest(unknown, zoo.names())}"
+        )
     try:
-        if not any(place.endswith(".json") for place, *_ in models):  # a problem file has devices of its own
+        if not any(place.endswith(".json") for place, *_ in models):  # a problem file has its own devices
             for place, _ in devices:
                 device_of(place)
-        budgets = [one for entry in _list(table["ram"]) for one in parse_budgets(str(entry), option="ram")]
+        budgets = [one for entry in _as_list(table["ram"]) for one in parse_budgets(str(entry), option="ram")]
         deadlines = [
             None if entry == "none" else parse_deadline(str(entry), option="deadlines")
-            for entry in _list(table.get("deadlines", "none"))
+            for entry in _as_list(table.get("deadlines", "none"))
         ]
-        methods = [method(str(entry)).name for entry in _list(table.get("methods", "poet"))]
+        methods = [method(str(entry)).name for entry in _as_list(table.get("methods", "poet"))]
         threads = table.get("threads", 1)
         if type(threads) is not int or threads < 0:
-            raise OptionError(f"threads = {threads!r}: must be a whole number from 0 on")
-        given = {name: str(table[name]) for name in ("gap", "scope", "backend") if name in table}
+            raise OptionError(f"threads = {threads!r}: must be a whole number of at least 0")
+        texts = {name: str(table[name]) for name in ("gap", "scope", "backend") if name in table}
         limit_s = parse_time(table.get("time_limit", "60s"), option="time_limit")
-        settings = settings_of(MethodOptions(**given, threads=threads), limit_s)  # type: ignore[arg-type]
+        settings = settings_of(MethodOptions(**texts, threads=threads), limit_s)  # type: ignore[arg-type]
     except (DeviceError, OptionError) as error:
         raise OptionError(f"{shown}: {str(error).replace('--', '')}") from error
-    once: dict[str, SweepPoint] = {}  # what is named twice is run once
+    points: dict[str, SweepPoint] = {}  # points that are named twice run once
     for model, device, deadline, ram, name in itertools.product(models, devices, deadlines, budgets, methods):
         point = SweepPoint(
-            index=len(once), model=model[0], model_name=model[1], options=model[2], device=device[0],
+            index=len(points), model=model[0], model_name=model[1], options=model[2], device=device[0],
             content=(model[3], device[1]), deadline=deadline, ram=ram, method=name, settings=settings,
         )  # fmt: skip
-        once.setdefault(point.key, point)
-    return tuple(once.values())
+        points.setdefault(point.key, point)
+    return tuple(points.values())
 
 
-def _list(value: object) -> list[Any]:
+def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _check(shown: str, table: Mapping[str, object], keys: Sequence[str], what: str) -> None:
+def _check_keys(shown: str, table: Mapping[str, object], keys: Sequence[str], what: str) -> None:
     for key in table:
         if key not in keys:
-            raise OptionError(f"{shown}: unknown key '{key}'{closest(key, keys)}; {what} has {', '.join(keys)}")
+            raise OptionError(
+                f"{shown}: unknown key '{key}'{closest(key, keys)}. The keys of {what} are {', '.join(keys)}"
+            )
 
 
-def _model(shown: str, folder: Path, entry: object) -> tuple[str, str, str, str]:
-    """A model, what rows call it, its options as JSON, and the digest of its file."""
+def _read_model_entry(shown: str, folder: Path, entry: object) -> tuple[str, str, str, str]:
+    """Return the path or name of a model, its name in rows, its options as JSON, and the digest of its file."""
     table = entry if isinstance(entry, dict) else {"model": entry}
-    _check(f"{shown}: models", table, MODEL_KEYS, "a model")
+    _check_keys(f"{shown}: models", table, MODEL_KEYS, "a model")
     model = str(table.get("model"))
     options = {key: value for key, value in table.items() if key not in ("model", "name")}
-    place, content = _file(shown, folder, model)
-    said = [Path(model).stem if content else model, *(f"{key}={value}" for key, value in options.items())]
-    return place, str(table.get("name") or " ".join(said)), json.dumps(options, default=str, sort_keys=True), content
+    place, content = _find_file(shown, folder, model)
+    words = [Path(model).stem if content else model, *(f"{key}={value}" for key, value in options.items())]
+    return place, str(table.get("name") or " ".join(words)), json.dumps(options, default=str, sort_keys=True), content
 
 
-def _file(shown: str, folder: Path, text: str) -> tuple[str, str]:
-    """The absolute path of a file beside the sweep and its digest, or a name as it is."""
+def _find_file(shown: str, folder: Path, text: str) -> tuple[str, str]:
+    """Return the absolute path of a file beside the sweep and its digest, or a name and ""."""
     path = folder / text
     if not is_regular(path):
         if path.suffix in (".onnx", ".json", ".toml") or os.sep in text:
-            raise OptionError(f"{shown}: {text}: no regular file in {folder}; paths are relative to the sweep's")
+            raise OptionError(f"{shown}: {text}: no regular file in {folder}. Give a path relative to the sweep file")
         return text, ""
     try:
         return str(path), digest(path)
     except OSError as error:
-        raise OptionError(f"{path}: can't be read: {error.strerror}") from error
+        raise OptionError(f"{path}: can't be read: {error.strerror}. Check its permissions") from error
 
 
 @contextmanager
 def opened(path: str | os.PathLike[str], points: Sequence[SweepPoint]) -> Iterator[sqlite3.Connection]:
-    """The results file of a sweep, made where there is none, and kept from any other sweep meanwhile.
+    """Open the results file of a sweep, create it if there is none, and lock it against other sweeps.
 
-    A file that was made here is gone again where the block raises before there is a row. Raises OptionError for a file
-    of something else, of another sweep or one that is in use, and OutputError for one that can't be written.
+    A file that was created here is removed if the block raises before there is a row.
+
+    Raises
+    ------
+    OptionError
+        For another kind of file, the results of another sweep, or a file in use.
+    OutputError
+        For a file that can't be written.
     """
     shown = os.fspath(path)
-    made = not Path(path).exists()
-    if made:
+    is_new = not Path(path).exists()
+    if is_new:
         check_writable(path)
     elif not is_regular(path):
-        raise OptionError(f"{shown}: no regular file; give another path with -o")
+        raise OptionError(f"{shown}: not a regular file. Give another path with -o")
     keys = {point.key for point in points}
     with ExitStack() as stack:
         try:
             descriptor = os.open(shown, os.O_RDWR | os.O_CREAT, 0o666)
         except OSError as error:
-            raise OutputError(f"can't write {shown}: {error.strerror}; give another path with -o") from error
-        stack.callback(os.close, descriptor)  # and with it the lock, as with the process, however that ends
+            raise OutputError(f"can't write {shown}: {error.strerror}. Give another path with -o") from error
+        stack.callback(os.close, descriptor)  # releases the lock, as the end of the process does
         if not lock_file(descriptor):
-            raise OptionError(f"{shown}: another sweep is writing it; wait for its end, or give another -o")
+            raise OptionError(f"{shown}: another sweep is writing it. Wait for its end, or give another -o")
         connection = stack.enter_context(closing(sqlite3.connect(shown, timeout=30.0)))
         connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
-        ended = False
+        is_complete = False
         try:
             tables = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL LIMIT 2").fetchall()
             if not tables:
                 with connection:
                     connection.execute(_TABLE)
-            elif tables != [(_TABLE,)]:  # a view or a trigger could compute anything
-                raise OptionError(f"{shown}: not the results of a sweep of this version; give another path with -o")
+            elif tables != [(_TABLE,)]:  # a view or a trigger could run any code
+                raise OptionError(f"{shown}: not the results of a sweep of this version. Give another path with -o")
             _check_rows(shown, connection, keys)
             yield connection
-            ended = True
+            is_complete = True
         except sqlite3.OperationalError as error:
-            raise OutputError(f"can't write {shown}: {error}; make room there, or give another -o") from error
+            raise OutputError(f"can't write {shown}: {error}. Make room there, or give another -o") from error
         except sqlite3.DatabaseError as error:
-            raise OptionError(f"{shown}: not the results of a sweep ({error}); give another path with -o") from error
+            raise OptionError(f"{shown}: not the results of a sweep ({error}). Give another path with -o") from error
         finally:
-            if made and not ended and not _count(connection):
+            if is_new and not is_complete and not _count_rows(connection):
                 with suppress(OSError):
                     os.unlink(shown)
 
 
 _TABLE = f"CREATE TABLE rows (key PRIMARY KEY, {', '.join(COLUMNS)})"
-"""All that a results file consists of."""
+"""Statement that creates the only table of a results file."""
 
 
 def _check_rows(shown: str, connection: sqlite3.Connection, keys: Collection[str]) -> None:
-    """Raise OptionError for rows that no point of the sweep has, and for cells that no row has."""
+    """Raise OptionError for rows of no point of the sweep, and for cells of a wrong type."""
     foreign, first = 0, list[object]()
     for key, *cells in connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM rows"):
         if key not in keys:
             foreign, first = foreign + 1, first or cells[1 : len(POINT)]
         elif not all(cell is None or isinstance(cell, str) or finite(cell) is not None for cell in cells):
-            raise OptionError(f"{shown}: a row has a cell that is no number and no text; give another path with -o")
+            raise OptionError(f"{shown}: a row has a cell that is neither number nor text. Give another path with -o")
     if foreign:
         raise OptionError(
-            f"{shown}: the results of another sweep, or of another version of poetopt: {foreign} of its rows are no "
-            f"points of this one ({', '.join(map(str, first))}; a changed model, device file or setting counts too); "
-            "give another -o, or the sweep that it is of"
+            f"{shown}: the results of another sweep, or of another version of poetopt: {foreign} of its rows are not "
+            f"points of this one ({', '.join(map(str, first))}; a changed model, device file or setting counts too). "
+            "Give another -o, or the original sweep"
         )
 
 
-def _count(connection: sqlite3.Connection) -> int:
+def _count_rows(connection: sqlite3.Connection) -> int:
     try:
         return int(connection.execute("SELECT count(*) FROM rows").fetchone()[0])
     except sqlite3.Error:  # not even a table
@@ -315,7 +327,7 @@ def _count(connection: sqlite3.Connection) -> int:
 
 
 def put(connection: sqlite3.Connection, point: SweepPoint, row: Row) -> None:
-    """Keep a row."""
+    """Store a row."""
     cells = {**point.said, "point": point.index, **row}
     with connection:
         marks = ", ".join("?" * (1 + len(COLUMNS)))
@@ -323,22 +335,24 @@ def put(connection: sqlite3.Connection, point: SweepPoint, row: Row) -> None:
 
 
 def rows_of(connection: sqlite3.Connection, points: Sequence[SweepPoint]) -> dict[str, Row]:
-    """All rows by key, in the order of the sweep's points."""
-    kept = connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM rows")
-    found = {key: dict(zip(COLUMNS, cells, strict=True)) for key, *cells in kept}
-    return {point.key: {**found[point.key], "point": point.index} for point in points if point.key in found}
+    """Return all rows by key, in the order of the sweep's points."""
+    cursor = connection.execute(f"SELECT key, {', '.join(COLUMNS)} FROM rows")
+    stored = {key: dict(zip(COLUMNS, cells, strict=True)) for key, *cells in cursor}
+    return {point.key: {**stored[point.key], "point": point.index} for point in points if point.key in stored}
 
 
 @dataclass(frozen=True)
 class Swept:
-    """A sweep that came to its end.
+    """Result of a completed sweep.
 
+    Attributes
+    ----------
     rows
-        All of the results file, earlier runs' included, in the order of the points.
+        All rows of the results file, including those of earlier runs, in the order of the points.
     here
-        How many of them this run made.
+        Number of rows that this run added.
     lost
-        Points without a row, each with why.
+        Points without a row, each with the reason.
     """
 
     path: str
@@ -349,7 +363,7 @@ class Swept:
     total_s: float
 
     def to_dict(self) -> dict[str, object]:
-        """The object of `poetopt sweep --json`."""
+        """Return the object of `poetopt sweep --json`."""
         return {
             "points": self.total,
             "rows": list(self.rows),
@@ -360,8 +374,8 @@ class Swept:
         }
 
     def __str__(self) -> str:
-        ended = Counter(str(row["status"]) for row in self.rows)
-        states = ", ".join(f"{count} {status}" for status, count in sorted(ended.items()))
+        by_status = Counter(str(row["status"]) for row in self.rows)
+        states = ", ".join(f"{count} {status}" for status, count in sorted(by_status.items()))
         limited = sum(bool(row["limited"]) for row in self.rows)
         reasons = Counter(str(row["reason"]) for row in self.rows if row["status"] == ERROR)
         lines = [
@@ -369,7 +383,7 @@ class Swept:
             f"  {self.here} of them from this run, in {show_seconds(self.total_s)}",
         ]
         if limited:
-            lines.append(f"  {limited} ended by their time limit: another run may find better or worse plans for these")
+            lines.append(f"  {limited} ended by their time limit; another run may find better or worse plans for these")
         return "\n".join([*lines, *(f"  error, {count} times: {reason}" for reason, count in reasons.items())])
 
 
@@ -381,29 +395,39 @@ def sweep(
     workers: int | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Swept:
-    """Run the points of a sweep file that its results file has no row of.
+    """Run the points of a sweep file that its results file has no row for.
 
+    Parameters
+    ----------
     path
         The sweep (`poetopt.api.sweeps`).
     out
-        The results; by default beside the sweep, with the ending `.sqlite`.
+        Results file; by default beside the sweep, with the suffix `.sqlite`.
     scheduler
-        The address of a dask scheduler; by default a cluster of processes here.
+        Address of a dask scheduler; by default a cluster of local processes.
     workers
-        So many of them; by default one a processor. A point whose worker dies is run once more.
+        Number of local processes; by default one per processor. A point whose worker dies is run once more.
     told
-        Called with a line for each point that ends.
+        Function that is called with a line for each point that ends.
 
-    Raises OptionError for a sweep or results file that can't be used, BackendUnavailableError without dask or where
-    the scheduler doesn't answer, ExecutionError where it goes away.
+    Raises
+    ------
+    OptionError
+        For an invalid sweep or results file.
+    BackendUnavailableError
+        Without dask, or if the scheduler doesn't answer.
+    ExecutionError
+        If the scheduler goes away.
     """
     begin = time.monotonic()
     if workers is not None and (scheduler is not None or workers < 1):
-        raise OptionError("--workers: at least 1, and without --scheduler, whose workers are its own")
+        raise OptionError(
+            "--workers: must be at least 1, and can't be used with --scheduler, which has its own workers"
+        )
     points = read_sweep(path)
-    where = Path(path).with_suffix(".sqlite") if out is None else Path(out)
+    results_path = Path(path).with_suffix(".sqlite") if out is None else Path(out)
     lost: list[tuple[str, str]] = []
-    with opened(where, points) as connection:
+    with opened(results_path, points) as connection:
         done = rows_of(connection, points)
         missing = [point for point in points if point.key not in done]
         if missing:
@@ -417,38 +441,38 @@ def sweep(
                         put(connection, point, future.result())
                     elif future.status == "error":
                         error = future.exception()
-                        died = "its worker died, twice" if type(error).__name__ == "KilledWorker" else repr(error)
-                        lost.append((str(point), died))
+                        reason = "its worker died, twice" if type(error).__name__ == "KilledWorker" else repr(error)
+                        lost.append((str(point), reason))
                     else:
                         raise ExecutionError(
-                            f"the dask scheduler went away; {number - 1} of {len(points)} rows are kept: start it, and "
+                            f"the dask scheduler went away. {number - 1} of {len(points)} rows are kept. Start it, and "
                             "give the same command again"
                         )
                     if told is not None:
                         told(f"{number} of {len(points)} points: {point}")
         rows = tuple(rows_of(connection, points).values())
-        return Swept(str(where), len(points), rows, len(rows) - len(done), tuple(lost), time.monotonic() - begin)
+        return Swept(str(results_path), len(points), rows, len(rows) - len(done), tuple(lost), time.monotonic() - begin)
 
 
 @contextmanager
 def _connected(scheduler: str | None, workers: int) -> Iterator[Client]:
-    """A client of `scheduler`, or of a cluster of that many processes here, which ends with the block.
+    """Yield a client of `scheduler`, or of a local cluster of `workers` processes, which ends with the block.
 
-    Raises BackendUnavailableError where the scheduler doesn't answer, or has no workers that can import poetopt.
+    Raises BackendUnavailableError if the scheduler doesn't answer, or has no workers that can import poetopt.
     """
     try:
         import dask
         from distributed import Client, LocalCluster
     except ImportError as error:
         raise BackendUnavailableError(
-            "dask.distributed is not installed; install it with: pip install 'poetopt[dask]'"
+            "dask.distributed is not installed. Install it with: pip install 'poetopt[dask]'"
         ) from error
     if scheduler is not None:
         try:
             client = Client(scheduler, timeout=CONNECT_S)
         except (OSError, ValueError) as error:  # a timeout is an OSError
             raise BackendUnavailableError(
-                f"--scheduler {scheduler}: no dask scheduler answers there ({error}); start one with `dask scheduler`, "
+                f"--scheduler {scheduler}: no dask scheduler answers there ({error}). Start one with `dask scheduler`, "
                 "and give the address that it shows (tcp://HOST:8786)"
             ) from error
         with client:
@@ -456,21 +480,21 @@ def _connected(scheduler: str | None, workers: int) -> Iterator[Client]:
             yield client
         return
     settings = {
-        # A point is run once more where its worker died, and a worker has one point at a time.
+        # A point whose worker died is run once more, and a worker has one point at a time.
         "distributed.scheduler.allowed-failures": 1,
         "distributed.scheduler.worker-saturation": 1.0,
-        # A worker deep in a solve may be silent for long: only its end counts as its death.
+        # A worker may be silent during a long solve, so silence must not count as its death.
         "distributed.scheduler.worker-ttl": None,
         "distributed.worker.daemon": True,
     }
     with dask.config.set(settings), ExitStack() as stack:
-        # dask never removes what it makes in the common folder.
+        # dask never removes its files in the common folder.
         scratch = stack.enter_context(scratch_folder("sweep"))
         stack.enter_context(dask.config.set({"temporary-directory": scratch}))
-        _start_quiet_tracker()  # not in the block: Python lets interrupts in again once it has started
-        with _deaf_to_interrupts():
+        _start_quiet_tracker()  # before the block, because Python allows interrupts again once it runs
+        with _interrupts_blocked():
             try:
-                made = LocalCluster(
+                local_cluster = LocalCluster(
                     n_workers=workers,
                     threads_per_worker=1,
                     processes=True,
@@ -483,10 +507,10 @@ def _connected(scheduler: str | None, workers: int) -> Iterator[Client]:
                 )
             except (OSError, RuntimeError, ValueError) as error:
                 raise OptionError(
-                    f"no worker can be started here ({error or type(error).__name__}); check the limits on open files "
-                    "and processes (ulimit -n, -u) and that the current folder is still there"
+                    f"no worker can be started ({error or type(error).__name__}). Check the limits on open files and "
+                    "processes (ulimit -n, -u), and that the current folder still exists"
                 ) from error
-            cluster = stack.enter_context(made)
+            cluster = stack.enter_context(local_cluster)
         yield stack.enter_context(Client(cluster))
 
 
@@ -495,26 +519,26 @@ def _check_workers(client: Client, scheduler: str) -> None:
         client.wait_for_workers(1, timeout=CONNECT_S)
     except TimeoutError as error:
         raise BackendUnavailableError(
-            f"--scheduler {scheduler}: it has no workers; start some with: dask worker {scheduler} --nthreads 1"
+            f"--scheduler {scheduler}: it has no workers. Start some with: dask worker {scheduler} --nthreads 1"
         ) from error
     for worker, version in client.run(installed_version).items():
         if version != __version__:
             raise BackendUnavailableError(
-                f"--scheduler {scheduler}: the worker {worker} has poetopt {version}, this is {__version__}; install "
-                "the same there"
+                f"--scheduler {scheduler}: the worker {worker} has poetopt {version}, but this is {__version__}. "
+                "Install the same version there"
             )
 
 
 def installed_version() -> str:
-    """Of poetopt, on the worker that is asked."""
+    """Return the version of poetopt on the worker that runs it."""
     return __version__
 
 
 @contextmanager
-def _deaf_to_interrupts() -> Iterator[None]:
-    """Keep threads and processes that begin in the block from being told of Ctrl-C; this process is at the block's end.
+def _interrupts_blocked() -> Iterator[None]:
+    """Hide Ctrl-C from threads and processes that begin in the block; this process gets it at the end of the block.
 
-    A terminal sends Ctrl-C to workers as well, and each would show a traceback of its own. They end with the cluster.
+    A terminal sends Ctrl-C to workers too, and each would print a traceback. They end with the cluster.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -524,9 +548,9 @@ def _deaf_to_interrupts() -> Iterator[None]:
 
 
 def _start_quiet_tracker() -> None:
-    """Start Python's keeper of semaphores such that it cleans up without a word.
+    """Start Python's resource tracker without its warnings.
 
-    Libraries of the workers make some, and a worker that is killed deep in a solve leaves them behind.
+    Libraries of the workers create semaphores, and a worker that is killed during a solve leaves them behind.
     """
     from multiprocessing import resource_tracker
 

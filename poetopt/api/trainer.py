@@ -36,37 +36,45 @@ if TYPE_CHECKING:
 
 
 class Trainer(Closing):
-    """Trains a network by a plan, with nothing beside the schedule; a context manager.
+    """Trainer of a network by a plan, without anything besides the schedule; a context manager.
 
         report = po.solve(po.load("net.onnx").differentiate(optimizer="adam").cost("a72"), ram="60%")
         with po.Trainer(report, lr=1e-3) as trainer:
             trainer.fit({"input": x, "labels": y}, epochs=3, validate={"input": x_test, "labels": y_test})
             trainer.export("trained.onnx")
 
+    Parameters
+    ----------
     plan
-        A plan, what `solve` or `load_plan` gave, a plan file's path, or a step that is prepared.
+        A plan, the result of `solve` or `load_plan`, the path of a plan file, or a prepared step.
     model
-        The network that `export` writes anew; with a plan file's path also the one whose weights training begins with.
-        By default the plan's own.
+        Network that `export` writes with new values; with the path of a plan file also the one whose weights training
+        begins with. By default the plan's own.
     lr, momentum, weight_decay, hyperparameters
-        Of the plan's optimizer; the others (`beta1`, `eps`, ...) by their names. What isn't given has its default.
-        A plan whose step ends with gradients takes plain descent behind it, with `lr` alone; other updates are part of
-        the step (`solve --optimizer`), or your own: `step(batch, lr=0)`, then `parameters` by `gradients`.
+        Hyperparameters of the plan's optimizer; others (`beta1`, `eps`, ...) by their names. Those that aren't given
+        have their defaults. For a plan whose step ends with gradients, plain descent follows, with `lr` only. Other
+        updates are part of the step (`solve --optimizer`), or your own: `step(batch, lr=0)`, then update `parameters`
+        by `gradients`.
     lr_schedule
-        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`; `warmup:500,cosine` lets it rise
-        over so many steps first, `warmup:5%,cosine` over a share of all.
+        `constant`, `cosine`, or `step:EPOCHS:FACTOR` (`step:10:0.1`), for `fit`. `warmup:500,cosine` first raises the
+        rate over 500 steps, `warmup:5%,cosine` over a share of all steps.
     clip_norm
-        The bound of the norm of all gradients, 1 by default, where the plan's step clips (`solve --with clip-norm`).
+        Bound of the norm of all gradients, 1 by default, if the plan's step clips (`solve --clip-norm`).
     seed
-        Of the order of batches.
+        Seed of the order of batches.
     workdir
-        Where paged tensors lie, and data that must be unpacked; by default the system's temporary folder.
+        Folder of paged tensors, and of data that must be unpacked; by default the system's temporary folder.
     allow_symlinks
-        As in `load`, for a plan file's path with a `model`, and for `export`.
+        As in `load`, for the path of a plan file with a `model`, and for `export`.
     told, progress
         As for `execute`.
 
-    Raises OptionError for what the plan's step can't do, PlanError for a plan that can't be executed.
+    Raises
+    ------
+    OptionError
+        For options that the plan's step doesn't have.
+    PlanError
+        For a plan that can't be executed.
     """
 
     def __init__(
@@ -91,17 +99,17 @@ class Trainer(Closing):
         self.lr_schedule, self._schedule = lr_schedule, parse_schedule(lr_schedule)
         self._told = told or telling(progress)
         if isinstance(plan, Prepared):
-            made: Plan | Prepared = plan
+            step_source: Plan | Prepared = plan
             ram_bytes = plan.ram_bytes
         else:
-            path = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
-            found = (
+            has_paths = isinstance(plan, (str, os.PathLike)) and isinstance(model, (str, os.PathLike))
+            loaded = (
                 load_plan(plan, model=model, allow_symlinks=allow_symlinks)  # type: ignore[arg-type]
-                if path
+                if has_paths
                 else read_plan(plan)
             )
-            made, ram_bytes = plan_in(found), budget_of(found)
-        said = {
+            step_source, ram_bytes = plan_in(loaded), budget_of(loaded)
+        settings = {
             "lr": lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
@@ -109,8 +117,8 @@ class Trainer(Closing):
             **(hyperparameters or {}),
         }
         self._learner = Learner(
-            made,
-            {name: float(value) for name, value in said.items() if value is not None},
+            step_source,
+            {name: float(value) for name, value in settings.items() if value is not None},
             ram_bytes=ram_bytes,
             workdir=None if workdir is None else Path(workdir),
             threads=threads,
@@ -121,64 +129,84 @@ class Trainer(Closing):
 
     @property
     def hyperparameters(self) -> dict[str, float]:
-        """Those of the steps that follow, by name; they may be changed."""
+        """Hyperparameters of the following steps, by name; they may be changed."""
         return self._learner.hyperparameters
 
     @property
     def taken(self) -> int:
-        """Number of steps that were taken."""
+        """Number of completed steps."""
         return self._learner.step.taken
 
     @property
     def gradients(self) -> Mapping[str, Array]:
-        """Of the last step, by parameter, where the plan's step ends with them. Views, until the next step."""
+        """Gradients of the last step by parameter, if the plan's step ends with them. Views, until the next step."""
         return self._learner.step.gradients
 
     @property
     def parameters(self) -> Mapping[str, Array]:
-        """Of such a step: views, to be updated in place."""
+        """Parameters of a step that ends with gradients: views, to be updated in place."""
         return self._learner.step.parameters
 
     def values(self) -> Mapping[str, Array]:
-        """Parameters, running statistics and optimizer states by name, fetched when they are asked for. Read-only."""
+        """Return parameters, running statistics and optimizer states by name, fetched on access. Read-only."""
         self._learner.check_open()
         return self._learner.step.values()
 
     def step(self, batch: Mapping[str, object], *, lr: float | None = None) -> float:
-        """Take one step, the update included; the batch's loss before it, which may be no number: `fit` ends there.
+        """Take one step, including the update; return the batch's loss before it.
 
-        Raises ModelError for a batch that doesn't fit or holds what `fit` refuses (NaN, labels out of range),
-        OptionError for rates that make no sense and after `close`, ExecutionError where a kernel or the storage fails.
+        The loss may be NaN or infinite, where `fit` would end.
+
+        Raises
+        ------
+        ModelError
+            For a batch that doesn't fit, or that `fit` rejects (NaN, labels out of range).
+        OptionError
+            For invalid rates, and after `close`.
+        ExecutionError
+            If a kernel or the storage fails.
         """
         self._learner.check_open(lr)
         return self._learner.take(checked_batch(self._learner.graph.whole, batch, f"step {self.taken + 1:,}"), lr)
 
     def batches(self, data: Data, *, epoch: int = 0, batch_order: str = "shuffle") -> Iterator[Mapping[str, Array]]:
-        """The whole batches of an epoch (from 0), for a loop of one's own around `step`.
+        """Yield the whole batches of an epoch (from 0), for a loop around `step`.
 
+        Parameters
+        ----------
         data
-            Arrays by input name, the path of an `.npz` file, of a folder of such files, of a `.csv` file, or of a
-            folder with a folder of images for each class; or an iterable of batches, or a function that takes the epoch
-            and gives one.
+            Arrays by input name; the path of an `.npz` file, of a folder of such files, of a `.csv` file, or of a
+            folder with a folder of images for each class; an iterable of batches; or a function that takes the epoch
+            and returns one.
         batch_order
-            `shuffle`, by seed and epoch alone, or `sequential`. Iterables keep their own.
+            `shuffle`, which depends only on seed and epoch, or `sequential`. Iterables keep their own order.
 
-        Raises ModelError for what can't be read, or fits no input; its message names file and row.
+        Raises
+        ------
+        ModelError
+            For data that can't be read or fit no input; the message names file and row.
         """
         learner = self._learner
         return source_of(data, learner.graph.whole, batch_order, self.seed, learner.workdir).epoch(epoch)
 
     def evaluate(self, data: Data, *, metrics: Asked = ()) -> Evaluation:
-        """Loss and accuracy on rows that nothing is learned from: a forward pass in the way of inference.
+        """Return loss and accuracy on held-out rows, by a forward pass as for inference.
 
         It runs node by node, keeps nothing for a backward pass, and takes no copy of the weights.
 
+        Parameters
+        ----------
         metrics
-            Names of others (`top5`, `f1`, `iou`, `perplexity`, `mae`; `"top5,f1"`), or functions that take scores
-            [rows, classes, ...] and labels [rows, ...] (output and target) of some rows, and give a number, or one for
-            each; what counts is their mean over all rows.
+            Names of further metrics (`top5`, `f1`, `iou`, `perplexity`, `mae`; `"top5,f1"`), or functions. A function
+            takes scores [rows, classes, ...] and labels [rows, ...] (or output and target) of some rows, and returns a
+            number, or one for each row; the result is the mean over all rows.
 
-        Raises as `batches`, and OptionError for metrics that the loss has not.
+        Raises
+        ------
+        OptionError
+            For metrics that don't fit the loss.
+        PoetError
+            Other errors are those of `batches`.
         """
         from poetopt.training.evaluate import validation_of
 
@@ -205,55 +233,66 @@ class Trainer(Closing):
         after_epoch: Callable[[Position, int], object] | None = None,
         noted: Callable[[str], object] | None = None,
     ) -> Trained:
-        """Train for `epochs`, from where a checkpoint has left off.
+        """Train for `epochs`, from the position of a checkpoint if there is one.
 
+        Parameters
+        ----------
         data, batch_order
-            As in `batches`. The last rows of an epoch, which fill no batch, are left out; shuffled, they are others in
-            each epoch.
+            As in `batches`. The last rows of an epoch, which fill no batch, are left out; if shuffled, each epoch
+            leaves out other rows.
         validate
             Data that are evaluated after each epoch.
         checkpoint
-            A folder for checkpoints: one after each epoch, and after every `every` steps. The two newest whole ones
+            Folder for checkpoints: one after each epoch, and after every `every` steps. The two newest complete ones
             are kept, whenever the process is killed.
         resume
-            Go on from the newest checkpoint in the folder, if there is one: to the same bits. Data, their order, the
-            schedule of rates and the starting weights must be those that it was made with; other hyperparameters count
+            Continue from the newest checkpoint in the folder, if there is one, with identical bits. Data, their order,
+            the schedule of rates and the initial weights must be those of the checkpoint; other hyperparameters apply
             from here on.
         keep
-            `best`: when it ends, the parameters are those of the epoch with the least loss, of validation where there
-            is one; its checkpoint is in a folder `best` beside the others, or in `workdir` meanwhile. Or `last`.
+            `best`: the final parameters are those of the epoch with the least loss, of validation if there is one. Its
+            checkpoint is in a folder `best` beside the others, or in `workdir` during training. Or `last`.
         patience
-            How many epochs without a better one end the training.
+            Number of epochs without a better one after which training ends.
         metrics
-            Of validation, as `evaluate` takes them; each epoch's are in `validations`.
+            Metrics of validation, as for `evaluate`; `validations` has those of each epoch.
         log
             A CSV file that gets a row for each step as it ends: `epoch`, `step`, `lr`, `loss`, `seconds`, and in the
-            last of an epoch what validation says. A resumed training goes on in it; another one begins it anew. Or a
-            folder (a name without an ending), which gets TensorBoard's event files.
+            last of an epoch the results of validation. A resumed training continues it; another one overwrites it. Or a
+            folder (a name without a suffix), which gets TensorBoard's event files.
         augment
-            How batches are changed before each step: `"flip,crop"` for images, or a function (or several) of a batch,
-            arrays by input name, and a `numpy.random.RandomState` of its own, which gives the batch to be trained on.
-            What is random is of seed, epoch and batch alone.
+            Changes of batches before each step: `"flip,crop"` for images, or a function (or several). A function takes
+            a batch (arrays by input name) and its own `numpy.random.RandomState`, and returns the batch to train on.
+            Random numbers depend only on seed, epoch and batch.
         meter
-            What measures the joules of the steps, beside those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`,
-            `pmic`, a table of readings (`supply.csv`), or an object of your own (`poetopt.devices.meters.Meter`).
+            Meter of the joules of the steps, to compare with those planned (`energy`): `rapl`, `hwmon`, `hwmon:LABEL`,
+            `pmic`, a table of readings (`supply.csv`), or your own object (`poetopt.devices.meters.Meter`).
         after_epoch
-            Called after each epoch with where training stands, and `epochs`.
+            Function that is called after each epoch with the position of training, and `epochs`.
         noted
-            Called before the first step with each sentence on what is otherwise than the checkpoint was made with.
+            Function that is called before the first step with each difference from the settings of the checkpoint.
 
-        Raises OptionError for numbers that make no sense, or others than a checkpoint was made with, ModelError for
-        data that don't fit, OutputError where a checkpoint can't be written, PlanError where it can't be read or is
-        another network's, and DivergedError, an ExecutionError, where the loss is no finite number any more, or ten
-        times the first batch's: the parameters are then the best epoch's where there is one, `error.ended` is what else
-        would be returned, and the checkpoints are from before.
+        Raises
+        ------
+        OptionError
+            For invalid numbers, or others than those of the checkpoint.
+        ModelError
+            For data that don't fit.
+        OutputError
+            If a checkpoint can't be written.
+        PlanError
+            If a checkpoint can't be read or is of another network.
+        DivergedError
+            (An ExecutionError.) If the loss is NaN or infinite, or ten times that of the first batch. The parameters
+            are then those of the best epoch if there is one, `error.ended` has the result, and the checkpoints are
+            earlier ones.
         """
         from poetopt.training.augment import Augmented, augment_words
         from poetopt.training.evaluate import validation_of
 
         learner, folder = self._learner, None if checkpoint is None else Path(checkpoint)
         learner.check_open()
-        asked = FitOptions(
+        options = FitOptions(
             epochs, self._schedule, self.lr_schedule, batch_order, self.seed, folder, every, resume, keep, patience,
             metrics, None if log is None else Path(log), "" if augment is None else augment_words(augment),
             None if meter is None else open_meter(meter),
@@ -262,37 +301,44 @@ class Trainer(Closing):
         if augment is not None:
             source = Augmented(source, augment, learner.graph.whole, self.seed)
         held_out = None if validate is None else validation_of(validate, learner.graph, learner.workdir)
-        return Fit(learner, asked, source, held_out, after_epoch, noted).run()
+        return Fit(learner, options, source, held_out, after_epoch, noted).run()
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write a checkpoint into a folder, whole or not at all; its path. Raises OutputError."""
+        """Write a checkpoint into a folder, completely or not at all; return its path. Raises OutputError."""
         self._learner.check_open()
         return self._learner.save(Path(folder), {})
 
     def load(self, folder: str | os.PathLike[str]) -> None:
-        """Go on from the newest checkpoint of a folder.
+        """Continue from the newest checkpoint of a folder.
 
-        Raises PlanError where there is none, it is damaged, or another network's.
+        Raises PlanError if there is none, it is damaged, or of another network.
         """
         self._learner.check_open()
-        found = newest(Path(folder))
-        if found is None:
-            raise PlanError(f"{os.fspath(folder)}: there is no checkpoint in it; give the folder that one was saved to")
-        self._learner.load(found)
+        checkpoint = newest(Path(folder))
+        if checkpoint is None:
+            raise PlanError(f"{os.fspath(folder)}: there is no checkpoint in it. Give the folder of a checkpoint")
+        self._learner.load(checkpoint)
 
     def export(self, path: str | os.PathLike[str], *, training_form: bool = False) -> None:
-        """Write the trained network: the model's file with the values so far, in the form of inference.
+        """Write the trained network: the model's file with the current values, in its form for inference.
 
+        Parameters
+        ----------
         training_form
-            Whether BatchNormalization in training mode and Dropout stay, to train on with that file.
+            Whether to keep BatchNormalization in training mode and Dropout, for further training with that file.
 
-        Raises ModelError where the model's file isn't there, OutputError where `path` can't be written.
+        Raises
+        ------
+        ModelError
+            If the model's file is missing.
+        OutputError
+            If `path` can't be written.
         """
         self._learner.check_open()
         self._exporting(training_form).write(self.values(), path, self._learner.step.given())
 
     def check_export(self, path: str | os.PathLike[str] | None = None, *, training_form: bool = False) -> None:
-        """Raise ModelError, or OutputError for `path`, now where `export` would: to be asked before a long training."""
+        """Raise now the ModelError, or OutputError for `path`, that `export` would raise after a long training."""
         exporting = self._exporting(training_form)
         if path is not None:
             exporting.check(path)
@@ -303,5 +349,5 @@ class Trainer(Closing):
         return Exporting(self.graph, recipe, self._model, training_form, self._allow_symlinks)
 
     def close(self) -> None:
-        """Give up the storage."""
+        """Release the storage."""
         self._learner.close()

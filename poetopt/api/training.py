@@ -1,4 +1,4 @@
-"""A training step, and what it costs on a device: `cost`."""
+"""A training step, and its costs on a device: `cost`."""
 
 from __future__ import annotations
 
@@ -35,32 +35,34 @@ if TYPE_CHECKING:
     from poetopt.util.progress import Told
 
 SAME_BYTES = "a72"
-"""Bytes depend on the runtime alone: the device to take where only they matter."""
+"""Device to use if only bytes matter, which depend on the runtime but not on the device."""
 FLASH = "flash"
-"""Key of the recipe of a problem whose parameters are paged: bytes of mapped flash for weights that nobody trains."""
+"""Key of the recipe of a problem with paged parameters: bytes of mapped flash for untrained weights."""
 DEVICE, PROFILE = "device", "profile"
-"""Keys of a problem's recipe: the path of a device file, and the SHA-256 of a profile's content, where there is one."""
+"""Keys of a problem's recipe: path of the device file, and SHA-256 of the profile's content, if there is one."""
 STREAMS = "stream"
 """Key of the recipe of a problem whose operators may stream operands."""
 OVER = "over"
-"""Key of the recipe of a step whose gradients may be written over what they are computed of."""
+"""Key of the recipe of a step whose gradients may overwrite the tensors that they are computed from."""
 LAZY = "lazy_tables"
-"""Key of the recipe of a step whose tables and their optimizer states are lazy, where they are paged."""
+"""Key of the recipe of a step whose paged tables and their optimizer states are lazy."""
 
 
 @dataclass(frozen=True)
 class Training:
     """One training step: forward, loss and backward.
 
+    Attributes
+    ----------
     graph
-        The step as it is scheduled, for the runtime `runtime`.
+        Step as it is scheduled, for the runtime `runtime`.
     recipe
-        How it was made.
+        Options that it was made with.
     derived
-        The step as autodiff left it, each operator by itself; None where `graph` stands for every runtime.
+        Step from autodiff, before operators are merged; None if `graph` is for every runtime.
     by_rows
-        Makes `derived` anew for an `optimizer`, with tables by the rows of a batch; None where there is no table,
-        unless a batch in parts has no updates yet.
+        Function that makes `derived` again for an `optimizer`, with tables by the rows of a batch; None if there is no
+        table, unless a batch in parts has no updates yet.
     """
 
     graph: TrainingGraph
@@ -73,42 +75,44 @@ class Training:
         return f"<Training {described(self.graph)}, loss {self.graph.loss_kind}>"
 
     def on(self, runtime: str) -> Training:
-        """The step as it is scheduled for another runtime: what works in place there. Raises DeviceError."""
+        """Return the step as it is scheduled for another runtime, with its in-place operators. Raises DeviceError."""
         if self.derived is None or runtime == self.runtime:
             return self
         return replace(self, runtime=runtime)._scheduled(self.derived)
 
     def _scheduled(self, derived: TrainingGraph, **recipe: object) -> Training:
-        """The step that is scheduled of `derived`, with `recipe` beside its own."""
+        """Return the step scheduled from `derived`, with `recipe` added to its own."""
         graph = scheduled(derived, str(self.recipe.get("granularity", "operator")), self.runtime)
         return replace(self, graph=graph, recipe={**self.recipe, **recipe}, derived=derived)
 
     def with_optimizer(self, optimizer: str, *, fuse: bool = True) -> Training:
-        """The step with the updates of an optimizer, where it has none yet. Raises OptionError where it has."""
+        """Return the step with the updates of an optimizer. Raises OptionError if it has updates already."""
         if self.derived is None or self.graph.optimizer != "none":
-            raise OptionError(f"--optimizer {optimizer}: the step is made already; give its model with that option")
+            raise OptionError(f"--optimizer {optimizer}: the step is made already. Give its model with that option")
         recipe = {"optimizer": optimizer} if fuse else {"optimizer": optimizer, "fuse": False}
         return self._scheduled(autodiff.with_updates(self.derived, optimizer, fuse=fuse), **recipe)
 
     def _for_device(self, device: Device, parameters: str = "resident") -> Training:
-        """The step as it is scheduled on a device: `cost` counts what it takes, and changes nothing of it.
+        """Return the step as it is scheduled on a device; `cost` only computes its costs.
 
-        Where parameters are paged, it has updates, and tables by rows where the other rows stay as they are.
+        If parameters are paged, it has updates, and tables by rows if the other rows don't change.
         """
-        updates = self.graph.optimizer == "none" and not self.graph.forward_only
-        paged = parameters == "paged" and (updates or self.by_rows is not None)
-        return (self._to_page(device) if paged else self).on(device.runtime)
+        lacks_updates = self.graph.optimizer == "none" and not self.graph.forward_only
+        is_changed = parameters == "paged" and (lacks_updates or self.by_rows is not None)
+        return (self._with_paged_parameters(device) if is_changed else self).on(device.runtime)
 
-    def _to_page(self, device: Device) -> Training:
+    def _with_paged_parameters(self, device: Device) -> Training:
         optimizer = self.graph.optimizer if self.graph.optimizer != "none" else "sgd"
-        plain, takes = replace(self, by_rows=None), runtime_of(device.runtime)
+        without_rows, device_runtime = replace(self, by_rows=None), runtime_of(device.runtime)
         if self.by_rows is not None and (optimizer in OPTIMIZERS or self.recipe.get(LAZY) is True):
-            multiple = takes.block_bytes(1 if device.storage is None else device.storage.block_bytes)
-            whole = self.graph.parts > 1 and not takes.rows_of_parts
-            derived = self.by_rows(optimizer=optimizer, row_bytes=multiple, **({"rows": False} if whole else {}))
+            row_bytes = device_runtime.block_bytes(1 if device.storage is None else device.storage.block_bytes)
+            keeps_tables = self.graph.parts > 1 and not device_runtime.rows_of_parts
+            derived = self.by_rows(
+                optimizer=optimizer, row_bytes=row_bytes, **({"rows": False} if keeps_tables else {})
+            )
             if derived.rows or derived.parts > 1:
-                return plain._scheduled(derived, optimizer=optimizer)
-        return plain if self.graph.optimizer != "none" else plain.with_optimizer(optimizer)
+                return without_rows._scheduled(derived, optimizer=optimizer)
+        return without_rows if self.graph.optimizer != "none" else without_rows.with_optimizer(optimizer)
 
     def cost(
         self,
@@ -119,64 +123,76 @@ class Training:
         parameters: str = "resident",
         stream: str = STREAM[0],
     ) -> Problem:
-        """The costs of the step on `device`: a `Device`, its name, or the path of its TOML file.
+        """Return the problem of the step on `device`: a `Device`, its name, or the path of its TOML file.
 
+        Parameters
+        ----------
         profile
-            Measured costs, or their file (`poetopt profile`): they count wherever there are any.
+            Measured costs, or their file (`poetopt profile`): they replace estimates.
         runtime
-            What runs the operators (`onnxruntime`, `c`), where it isn't what the device names.
+            Runtime of the operators (`onnxruntime`, `c`), if it isn't the device's.
         parameters
             `resident`, or `paged`: parameters and optimizer states have their home on storage, and are scheduled. A
-            step that has no optimizer is made one with `sgd` then, as no gradient could stay.
+            step without an optimizer then gets `sgd`, because gradients couldn't stay in RAM.
         stream
-            `auto`: where parameters are paged, operators may stream operands and outputs, chunk by chunk, in the ways
-            that the runtime has; not with a profile, which measures plain runs alone. `never`: each operator runs with
-            its operands in RAM.
+            `auto`: if parameters are paged, operators may stream operands and outputs in chunks, as the runtime's
+            variants allow; not with a profile, which measures only runs without streaming. `never`: each operator runs
+            with its operands in RAM.
 
-        Raises DeviceError for an unknown name, a device that nothing can be costed on, or a profile that can't be read.
+        Raises
+        ------
+        DeviceError
+            For an unknown name, a device with unusable figures, or a profile that can't be read.
         """
-        found = device_of(device) if isinstance(device, (str, os.PathLike)) else device
-        if not isinstance(found, Device):
+        target = device_of(device) if isinstance(device, (str, os.PathLike)) else device
+        if not isinstance(target, Device):
             raise DeviceError(f'device: give a name, as in device="a72" (po.devices.names()), not {device!r}')
-        check_usable(found)
-        found = running(found, runtime)
-        if self.graph.label_weight and not runtime_of(found.runtime).rows_of_parts:
+        check_usable(target)
+        target = running(target, runtime)
+        if self.graph.label_weight and not runtime_of(target.runtime).rows_of_parts:
             raise OptionError(
-                f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean takes the labels of "
-                f"all parts, and on the runtime {found.runtime} a batch comes part by part; leave --micro-batch out"
+                f"--micro-batch {self.graph.parts}: with ignore-index or class-weights the mean needs the labels of "
+                f"all parts, but on the runtime {target.runtime} a batch comes part by part. Leave --micro-batch out"
             )
-        step = self._for_device(found, parameters)
+        step = self._for_device(target, parameters)
         graph = step.graph
-        ways = stream if parameters == "paged" and profile is None else STREAM[1]
+        streaming = stream if parameters == "paged" and profile is None else STREAM[1]
         with building():
             over = step.recipe.get(OVER) is True
-            problem = cost(graph, found, parameters=parameters, stream=ways, over=over)
-            after = graph.closing
-            last = None if after is None else cost(after, found, parameters=parameters, stream=ways, over=over)
-        recipe = {**step.recipe, **_of_file(device)}
+            problem = cost(graph, target, parameters=parameters, stream=streaming, over=over)
+            updates = graph.closing
+            update_problem = (
+                None if updates is None else cost(updates, target, parameters=parameters, stream=streaming, over=over)
+            )
+        recipe = {**step.recipe, **_device_file(device)}
         if parameters != "resident":
-            recipe |= {"parameters": parameters, FLASH: found.flash_room_bytes}
-        if ways != STREAM[1]:
-            recipe |= {STREAMS: ways}
-        notes = (*_lazy_notes(graph, step.recipe.get(LAZY) is True), _pedigree(found))
+            recipe |= {"parameters": parameters, FLASH: target.flash_room_bytes}
+        if streaming != STREAM[1]:
+            recipe |= {STREAMS: streaming}
+        notes = (*_lazy_notes(graph, step.recipe.get(LAZY) is True), _source_note(target))
         problem = replace(problem, recipe=recipe, notes=(*problem.notes, *notes))
         if profile is not None:
             measured = profile if isinstance(profile, Profile) else load_profile(profile)
             problem = replace(problem, recipe={**recipe, PROFILE: measured.content_hash})
-            problem = with_profile(problem, found, measured)
+            problem = with_profile(problem, target, measured)
         if graph.parts == 1:
             return problem
-        return of_all_parts(problem, last, graph, found, parameters)
+        return of_all_parts(problem, update_problem, graph, target, parameters)
 
     def profile(self, *, power_w: float | None = None, workdir: str | os.PathLike[str] | None = None) -> Profile:
-        """Measure this machine with this step: operators on onnxruntime, storage by files, energy where it is counted.
+        """Measure this machine with this step: operators on onnxruntime, storage by files, energy by a counter if any.
 
+        Parameters
+        ----------
         power_w
-            Watts of computing over idling, for where no energy counter can be read.
+            Watts of computing above idling, if no energy counter can be read.
         workdir
-            The folder whose storage is measured; by default the system's temporary one.
+            Folder whose storage is measured; by default the system's temporary one.
 
-        Raises ExecutionError where a kernel or the storage fails.
+        Raises
+        ------
+        ExecutionError
+            If a kernel or the storage fails.
         """
         from poetopt.backends.onnxruntime.profiling import profile
 
@@ -187,6 +203,10 @@ class Training:
     ) -> EmulatedProfile:
         """Count the instructions of this step's operators in C on an emulated core, and model their seconds.
 
+        The result's `profile` is an argument of `cost`.
+
+        Parameters
+        ----------
         on
             `cortex-m4`, `cortex-m7` or `cortex-m0plus`.
         clock_hz
@@ -194,8 +214,14 @@ class Training:
         seed, told, progress
             As for `execute`.
 
-        The result's `profile` is what `cost` takes. Raises UnsupportedOpError where an operator has no kernel in C,
-        BackendUnavailableError without compiler or emulator, ExecutionError where the step fails.
+        Raises
+        ------
+        UnsupportedOpError
+            If an operator has no kernel in C.
+        BackendUnavailableError
+            Without compiler or emulator.
+        ExecutionError
+            If the step fails.
         """
         from poetopt.backends.c.profiling import profile_on
 
@@ -205,7 +231,7 @@ class Training:
 
 @dataclass(frozen=True)
 class TrainingFile:
-    """A problem file: a training step already, with costs of its own. It can't be executed."""
+    """A problem file: a complete training step with its own costs. It can't be executed."""
 
     file: ProblemFile
 
@@ -214,12 +240,12 @@ class TrainingFile:
 
     @keywords(TrainingOptions)
     def differentiate(self, options: TrainingOptions) -> TrainingFile:
-        """Itself: its backward operators are in the file. Raises OptionError where anything is asked for."""
+        """Return itself: the file contains its backward operators. Raises OptionError for any option."""
         if changed(options, TrainingOptions):
             raise OptionError(
-                f"{self.file.source}: a problem file has its backward operators already; leave out --loss, --output, "
-                "--optimizer, and --with ignore-index, class-weights, label-smoothing, granularity, straight-through, "
-                "separate-updates, clip-norm, rates and lazy-tables"
+                f"{self.file.source}: a problem file has its backward operators already. Leave out --loss, --output, "
+                "--optimizer, and --ignore-index, --class-weights, --label-smoothing, --granularity, "
+                "--straight-through, --separate-updates, --clip-norm, --rates and --lazy-tables"
             )
         return self
 
@@ -232,19 +258,23 @@ class TrainingFile:
         parameters: str = "resident",
         stream: str = STREAM[0],
     ) -> Problem:
-        """The problem under the file's own costs for the device of that name; its operators run plain.
+        """Return the problem with the file's own costs for the device of that name; operators don't stream.
 
-        Raises DeviceError for a device that it has no costs for, OptionError where a profile, a runtime or paged
-        parameters are asked for.
+        Raises
+        ------
+        DeviceError
+            For a device that the file has no costs for.
+        OptionError
+            For a profile, a runtime or paged parameters.
         """
         if parameters != "resident":
             raise OptionError(
-                f"{self.file.source}: a problem file says where its tensors are; leave out --parameters {parameters}"
+                f"{self.file.source}: a problem file has homes of its tensors. Leave out --parameters {parameters}"
             )
         if runtime is not None:
-            raise OptionError(f"{self.file.source}: a problem file says what its operators take; leave out --runtime")
+            raise OptionError(f"{self.file.source}: a problem file has costs of its operators. Leave out --runtime")
         if profile is not None:
-            raise OptionError(f"{self.file.source}: a problem file has costs of its own; leave out --profile")
+            raise OptionError(f"{self.file.source}: a problem file has its own costs. Leave out --profile")
         name = os.fspath(device) if isinstance(device, (str, os.PathLike)) else device.name
         if name not in self.file.costs:
             name = canonical(name) or name
@@ -252,36 +282,36 @@ class TrainingFile:
 
 
 def bytes_alone(recipe: Mapping[str, object]) -> Device:
-    """A device on which a problem has the operators, tensors and homes of the one with that recipe, at any costs."""
+    """Return a device on which a problem has the operators, tensors and homes of that recipe, at any costs."""
     flash = recipe.get(FLASH)
     return replace(device_of(SAME_BYTES), flash_bytes=flash if isinstance(flash, int) and flash > 0 else None)
 
 
 def running(device: Device, runtime: str | None) -> Device:
-    """The device with another runtime, where one is named. Raises DeviceError where there is none of that name."""
+    """Return the device with another runtime, if one is named. Raises DeviceError for an unknown runtime."""
     if runtime is None:
         return device
-    if wrong := unknown(runtime):
-        raise DeviceError(wrong)
+    if fault := unknown(runtime):
+        raise DeviceError(fault)
     return replace(device, runtime=runtime)
 
 
 def parameters_of(recipe: Mapping[str, object]) -> str:
-    """The place of parameters in the problem with that recipe: `resident`, or `paged`."""
+    """Return the place of parameters in the problem with that recipe: `resident`, or `paged`."""
     return "paged" if recipe.get("parameters") == "paged" else "resident"
 
 
 def stream_of(recipe: Mapping[str, object]) -> str:
-    """Tell whether operators of the problem with that recipe may stream operands; those of older plans don't."""
+    """Return whether operators of the problem with that recipe may stream: `auto` or `never` (older plans)."""
     return STREAM[0] if recipe.get(STREAMS) == STREAM[0] else STREAM[1]
 
 
 def scheduled(derived: TrainingGraph, granularity: str, name: str) -> TrainingGraph:
-    """The graph that is scheduled on the runtime `name`: what works in place joined, and blocks where asked for."""
-    takes = runtime_of(name)
+    """Return the graph that is scheduled on the runtime `name`: in-place operators joined, and blocks if requested."""
+    target_runtime = runtime_of(name)
     with building():
-        graph = in_place(dequantized_within(derived, takes), takes)
-    return blocks(graph, takes) if granularity == "block" else graph
+        graph = in_place(dequantized_within(derived, target_runtime), target_runtime)
+    return blocks(graph, target_runtime) if granularity == "block" else graph
 
 
 def described(graph: Graph) -> str:
@@ -289,29 +319,25 @@ def described(graph: Graph) -> str:
     return f"{shown(graph.source or graph.name)}: {size}"
 
 
-def _of_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
-    """A recipe's words on a device that has a file of its own."""
+def _device_file(device: Device | str | os.PathLike[str]) -> Mapping[str, str]:
+    """Return the recipe's entry for a device from a file."""
     return {DEVICE: os.fspath(device)} if isinstance(device, (str, os.PathLike)) and is_path(device) else {}
 
 
-def _lazy_notes(graph: TrainingGraph, asked: bool) -> tuple[str, ...]:
-    """Notes on --with lazy-tables."""
+def _lazy_notes(graph: TrainingGraph, is_requested: bool) -> tuple[str, ...]:
+    """Return notes on --lazy-tables."""
     tables = dict.fromkeys(rows.of for rows in graph.joint.rows.values() if rows.of)
     if tables:
         return (
-            f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change in those steps alone that "
-            f"use it, where {graph.optimizer} would move every row in every step",
+            f"lazy: a row of {', '.join(tables)} and its states of {graph.optimizer} change only in steps that use "
+            f"it, although {graph.optimizer} would change every row in every step",
         )
-    return (
-        ("--with lazy-tables changes nothing here: no table is paged by rows that has optimizer states",)
-        if asked
-        else ()
-    )
+    return ("--lazy-tables changes nothing: no table with optimizer states is paged by rows",) if is_requested else ()
 
 
-def _pedigree(device: Device) -> str:
-    """The pedigree of the figures behind every second and joule."""
+def _source_note(device: Device) -> str:
+    """Return a note on the sources of all seconds and joules."""
     kinds = Counter(str(figure.kind) for figure in device.figures)
-    known = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    kinds_known = f" ({known})" if known else ""
-    return f"seconds and joules are the cost model's, from {device.name}'s figures{kinds_known}"
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    in_parentheses = f" ({counts})" if counts else ""
+    return f"seconds and joules are the cost model's, from {device.name}'s figures{in_parentheses}"

@@ -1,6 +1,6 @@
-"""`verify`: a plan file checked again, and its bound proven again, without trusting whoever wrote either.
+"""`verify`: check a plan file again, and prove its bound again, without trusting the writer of either.
 
-The problem of a plan file, computed again from its model, its device and its profile, and held against the file.
+The problem of a plan file is computed again from its model, its device and its profile, and compared with the file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from poetopt.graph.problem import Problem
 
 MEASURED = "measured"
-"""So begins the note of a problem whose costs a profile measured."""
+"""Prefix of the note of a problem whose costs a profile measured."""
 
 OF_MODEL = "operators, tensors and their bytes, workspaces, alignment"
 OF_KERNELS = "reserve for kernels"
@@ -59,9 +59,9 @@ FIELDS = {
     **dict.fromkeys(("device_ram_bytes", "flash_bytes", "stack_bytes", "resident_bytes"), OF_DEVICE),
     "reserve_bytes": OF_KERNELS,
 }
-"""Owners of the fields of a problem, its operators and its tensors; all others are the model's."""
+"""Sources of the fields of a problem, its operators and its tensors; others come from the model."""
 APART = ("operators", "tensors", "graph", "model_ref", "model_hash", "structure_hash", "recipe", "notes")
-"""Fields of a problem that are compared otherwise, or say where it comes from."""
+"""Fields of a problem that are compared separately, or describe its origin."""
 
 
 def recomputed(
@@ -74,79 +74,91 @@ def recomputed(
     compare_model: bool = True,
     allow_symlinks: bool = False,
 ) -> RecomputedProblem:
-    """Compute the problem in a plan file again, and refuse a file that has another one.
+    """Compute the problem in a plan file again, and reject a file with another one.
 
+    Parameters
+    ----------
     plan, found
-        The file, as messages call it, and what it holds.
+        Name of the file in messages, and its content.
     model, device, profile
-        Where they are now. By default model and device are where the file says, or beside it; a profile must be given.
+        Current paths. By default model and device are those in the file, or files beside it; a profile must be given.
     compare_model
-        False: the file's problem is taken as it is.
+        False: the file's problem is not compared.
     allow_symlinks
         As in `po.load`.
 
-    Raises PlanError where the file has another problem, ModelError and DeviceError for what can't be read.
+    Raises
+    ------
+    PlanError
+        If the file has another problem.
+    ModelError, DeviceError
+        For a model or a device that can't be read.
     """
     problem = found.plan.problem
-    place, missing = _model(plan, problem, model) if compare_model else (None, "no model was asked for")
+    place, missing = (
+        _find_model(plan, problem, model) if compare_model else (None, "the comparison with the model is off")
+    )
     if place is None:
         return RecomputedProblem(
             file=found, taken=tuple(Taken(what, missing) for what in (OF_MODEL, OF_KERNELS, OF_DEVICE))
         )
-    network = bool(problem.recipe)
-    used = _device(plan, problem, device) if network else None
-    measured = network and (PROFILE in problem.recipe or any(note.startswith(MEASURED) for note in problem.notes))
+    is_network = bool(problem.recipe)
+    found_device = _find_device(plan, problem, device) if is_network else None
+    is_measured = is_network and (PROFILE in problem.recipe or any(note.startswith(MEASURED) for note in problem.notes))
     taken: list[Taken] = []
-    if measured and profile is None:
-        taken = [Taken(what, "a profile measured them: give it with --profile") for what in (OF_DEVICE, OF_KERNELS)]
-    elif network and used is None:
-        taken = [Taken(OF_DEVICE, f"the device {_named(problem)} is not there: give its file with --device")]
-    if network and profile is not None and not measured:
-        raise PlanError(f"{plan}: it was made without a profile; leave out --profile")
-    unknown = {entry.what for entry in taken}
-    nowhere = unknown or used is None
-    costed: Device | str = problem.device if not network else bytes_alone(problem.recipe) if nowhere else used  # type: ignore[assignment]
-    measures = None if unknown else profile
+    if is_measured and profile is None:
+        taken = [Taken(what, "a profile measured them. Give it with --profile") for what in (OF_DEVICE, OF_KERNELS)]
+    elif is_network and found_device is None:
+        taken = [Taken(OF_DEVICE, f"the device {_describe_device(problem)} is missing. Give its file with --device")]
+    if is_network and profile is not None and not is_measured:
+        raise PlanError(f"{plan}: it was made without a profile. Leave out --profile")
+    unverified = {entry.what for entry in taken}
+    has_any_device = unverified or found_device is None
+    costed_device: Device | str = (
+        problem.device if not is_network else bytes_alone(problem.recipe) if has_any_device else found_device  # type: ignore[assignment]
+    )
+    used_profile = None if unverified else profile
 
     def made_with(step: Training | TrainingFile) -> Problem:
-        named = (problem.runtime or None) if network else None
-        where = parameters_of(problem.recipe)
+        runtime = (problem.runtime or None) if is_network else None
+        place = parameters_of(problem.recipe)
         streams = stream_of(problem.recipe)
-        made = step.cost(costed, profile=measures, runtime=named, parameters=where, stream=streams)
-        made = made if problem.closing_ram_bytes is None else made.within(problem.closing_ram_bytes)
-        return made.keeping(problem.lasting)
+        result = step.cost(costed_device, profile=used_profile, runtime=runtime, parameters=place, stream=streams)
+        result = result if problem.closing_ram_bytes is None else result.within(problem.closing_ram_bytes)
+        return result.keeping(problem.lasting)
 
     made = again(plan, problem, place, made_with, allow_symlinks=allow_symlinks)
-    if not problem.runtime:  # files of older versions don't say it
+    if not problem.runtime:  # files of older versions lack it
         made = replace(made, runtime="", runtime_version="")
-    whole = codec.with_problem(found, made, plan)
-    for key, where, here, there in _differences(problem, made):
-        if FIELDS.get(key, OF_MODEL) not in unknown:
+    file = codec.with_problem(found, made, plan)
+    for key, where, in_file, computed in _differences(problem, made):
+        if FIELDS.get(key, OF_MODEL) not in unverified:
             raise PlanError(
-                f"{plan}: {where}{key} = {_word(here)}, and {_sources(key, problem, network, measured)} {_word(there)}"
-                ": the file was edited, or another version or device made it; solve it again"
+                f"{plan}: {where}{key} = {_format_value(in_file)}, but "
+                f"{_describe_source(key, problem, is_network, is_measured)} {_format_value(computed)}. "
+                "The file was edited, or another version or device made it. Solve it again"
             )
-    if not unknown and network and not _same_notes(whole, made):
-        taken.append(Taken(OF_NOTES, "this version of poetopt writes other ones"))
-    done = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unknown)
-    device_used = problem.device if OF_DEVICE in done else None
-    same = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
+    if not unverified and is_network and not _has_same_notes(file, made):
+        taken.append(Taken(OF_NOTES, "this version of poetopt writes different ones"))
+    verified = tuple(what for what in (OF_MODEL, OF_KERNELS, OF_DEVICE) if what not in unverified)
+    device_used = problem.device if OF_DEVICE in verified else None
+    same_structure = None if not problem.structure_hash else made.structure_hash == problem.structure_hash
     return RecomputedProblem(
-        file=whole, model=place, device=device_used, recomputed=done, taken=tuple(taken),
-        weights=made.model_hash == problem.model_hash, structure=same,
+        file=file, model=place, device=device_used, recomputed=verified, taken=tuple(taken),
+        weights=made.model_hash == problem.model_hash, structure=same_structure,
     )  # fmt: skip
 
 
-def _model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:
-    """The place of the model, and the reason where it isn't there."""
+def _find_model(plan: str, problem: Problem, given: str | os.PathLike[str] | None) -> tuple[str | None, str]:
+    """Return the path of the model, and the reason if it is missing."""
     if not problem.model_hash:
-        return None, "the file records no hash of its model"
-    missing = f"{shown(problem.called)} is not there: say where it is with --model"
+        return None, "the file has no hash of its model"
+    missing = f"{shown(problem.called)} is missing. Give its path with --model"
     return model_place(plan, problem, given), missing
 
 
-def _device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] | None) -> Device | None:
-    """The device: as given, the file that the plan names, or the catalogue's; None where it isn't there."""
+def _find_device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] | None) -> Device | None:
+    """Return `given`, the file in the plan, or the catalogue's device; None if it is missing."""
     if given is not None:
         return devices.device(given) if isinstance(given, (str, os.PathLike)) else given
     file = problem.recipe.get(DEVICE)
@@ -156,69 +168,69 @@ def _device(plan: str, problem: Problem, given: Device | str | os.PathLike[str] 
     return devices.device(problem.device) if problem.device in devices.names() else None
 
 
-def _named(problem: Problem) -> str:
+def _describe_device(problem: Problem) -> str:
     file = problem.recipe.get(DEVICE)
     return shown(f"{problem.device} ({file})" if isinstance(file, str) else problem.device)
 
 
 def _differences(found: Problem, made: Problem) -> Iterator[tuple[str, str, object, object]]:
-    """Each field that isn't the same: its name, whose it is, its value in the file, and the one that was computed.
+    """Yield each field that differs: its name, its owner, its value in the file, and the computed value.
 
-    Operators and tensors are the same in name, number and wiring.
+    Operators and tensors agree in name, number and wiring.
     """
     for kind in ("operators", "tensors"):
-        for index, (here, there) in enumerate(zip(getattr(found, kind), getattr(made, kind), strict=True)):
-            if here != there:
-                for key, mine, theirs in _unlike(here, there):
-                    yield key, f"{kind}[{index}] ({shown(here.name)}) has ", mine, theirs
-    moved = _named_by_file(found) and _named_by_file(made)
-    for key, mine, theirs in _unlike(found, made):
-        if not (key == "name" and moved):
-            yield key, "it has ", mine, theirs
+        for index, (in_file, computed) in enumerate(zip(getattr(found, kind), getattr(made, kind), strict=True)):
+            if in_file != computed:
+                for key, file_value, computed_value in _differing_fields(in_file, computed):
+                    yield key, f"{kind}[{index}] ({shown(in_file.name)}) has ", file_value, computed_value
+    has_file_name = _named_by_file(found) and _named_by_file(made)
+    for key, file_value, computed_value in _differing_fields(found, made):
+        if not (key == "name" and has_file_name):
+            yield key, "it has ", file_value, computed_value
 
 
 def _named_by_file(problem: Problem) -> bool:
-    """Tell whether its name is its file's, as of networks that an exporter named: it moves with the file."""
+    """Return whether its name is that of its file, as for networks with an exporter's name: it moves with the file."""
     return problem.name == PurePath(problem.model_ref).stem
 
 
-def _unlike(here: DataclassInstance, there: DataclassInstance) -> Iterator[tuple[str, object, object]]:
-    for entry in fields(here):
+def _differing_fields(in_file: DataclassInstance, computed: DataclassInstance) -> Iterator[tuple[str, object, object]]:
+    for entry in fields(in_file):
         if entry.name in APART:
             continue
-        mine, theirs = getattr(here, entry.name), getattr(there, entry.name)
-        if isinstance(theirs, Transfers) and isinstance(mine, Transfers):
-            yield from _unlike(mine, theirs)
+        file_value, computed_value = getattr(in_file, entry.name), getattr(computed, entry.name)
+        if isinstance(computed_value, Transfers) and isinstance(file_value, Transfers):
+            yield from _differing_fields(file_value, computed_value)
             continue
-        if isinstance(theirs, float) and isinstance(mine, float):
-            same = math.isclose(mine, theirs, rel_tol=RELATIVE_TOLERANCE)
+        if isinstance(computed_value, float) and isinstance(file_value, float):
+            is_equal = math.isclose(file_value, computed_value, rel_tol=RELATIVE_TOLERANCE)
         else:
-            same = mine == theirs
-        if not same:
-            yield entry.name, mine, theirs
+            is_equal = file_value == computed_value
+        if not is_equal:
+            yield entry.name, file_value, computed_value
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     return shown(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
 
 
-def _sources(key: str, problem: Problem, network: bool, measured: bool) -> str:
-    """The sources of a field, as the subject of a sentence with its verb."""
-    of = FIELDS.get(key, OF_MODEL)
+def _describe_source(key: str, problem: Problem, network: bool, measured: bool) -> str:
+    """Return the sources of a field, as the subject of a sentence with its verb."""
+    source = FIELDS.get(key, OF_MODEL)
     if not network:
         return "its problem file gives"
-    if measured and of is not OF_MODEL:
+    if measured and source is not OF_MODEL:
         return "model, device and profile give"
-    return f"its model on {shown(problem.device)} gives" if of is OF_DEVICE else "its model gives"
+    return f"its model on {shown(problem.device)} gives" if source is OF_DEVICE else "its model gives"
 
 
-def _same_notes(file: codec.PlanFile, made: Problem) -> bool:
-    of_graph = made.graph.notes if made.graph is not None else ()
-    told, important = file.report.get("notes"), file.report.get("important")
+def _has_same_notes(file: codec.PlanFile, made: Problem) -> bool:
+    graph_notes = made.graph.notes if made.graph is not None else ()
+    notes_in_report, important = file.report.get("notes"), file.report.get("important")
     return (
         file.plan.problem.notes == made.notes
-        and (told is None or told == [*made.notes, *of_graph])
-        and (important is None or important == notes.document(of_graph))
+        and (notes_in_report is None or notes_in_report == [*made.notes, *graph_notes])
+        and (important is None or important == notes.document(graph_notes))
     )
 
 
@@ -234,30 +246,38 @@ def verify(
     compare_model: bool = True,
     allow_symlinks: bool = False,
 ) -> Verification:
-    """Check a plan file: simulate it, compute its problem again, and hold its layout and its report against both.
+    """Check a plan file: simulate it, compute its problem again, and compare its layout and its report with both.
 
-    Costs, workspaces, reserve, alignment and all else of the problem are computed again from model, device and profile,
-    and each figure of the report from the plan: those that aren't the file's are in `differs`. What isn't there is
-    listed in `taken`, what is said to be proven and isn't in `uncertified`; `whole` is that there is none of these.
+    Costs, workspaces, reserve, alignment and all other figures of the problem are computed again from model, device and
+    profile, and each figure of the report from the plan. Differing figures are in `differs`. `taken` lists parts that
+    couldn't be recomputed, `uncertified` claims of proofs without a certificate. `whole` is True if there are none of
+    these.
 
+    Parameters
+    ----------
     bound
-        Whether to certify the bound as well, in the scope that the report names, by branching as far as it takes.
-        A report that differs isn't worth it.
+        Whether to certify the bound too, in the scope that the report names, by branching as far as needed. A report
+        that differs isn't certified.
     strict
-        Certify it where anything that is claimed needs that, and leave it uncertified where there are no certificates.
+        Whether to certify the bound if a claim needs it, and to leave it uncertified if there are no certificates.
     time_limit_s
-        For the bound, in seconds.
+        Seconds for the bound.
     model, device
-        Where they are now; by default where the plan says, or beside the plan.
+        Current paths; by default those in the plan, or files beside the plan.
     profile
-        The one that it was solved with.
+        Profile that it was solved with.
     compare_model
         False: the problem is taken from the file. Reading a large model takes seconds.
     allow_symlinks
-        As in `po.load`; a plan can't say it for its model.
+        As in `po.load`; a plan can't allow it for its model.
 
-    Raises PlanError for a plan that is damaged, breaks a rule or is late, for a problem that isn't that of model,
-    device and profile, and where there is no bound to certify; ModelError and DeviceError for what can't be read.
+    Raises
+    ------
+    PlanError
+        For a plan that is damaged, invalid or late, for a problem that isn't that of model, device and profile, and if
+        there is no bound to certify.
+    ModelError, DeviceError
+        For a model or a device that can't be read.
     """
     shown = os.fspath(path)
     loaded = codec.load(shown)
@@ -299,20 +319,22 @@ def verify(
 def _certificates(
     shown: str, loaded: codec.PlanFile, time_limit_s: float, overhead_j: float
 ) -> tuple[Certificate | None, Certificate | None]:
-    """Certificates of what is said of all schedules, and of those of the scope where that is more."""
+    """Return certificates of the claims for all schedules, and for those of the scope if that claims more."""
     report, problem, slack_j = loaded.report, loaded.plan.problem.asked, SLACK * overhead_j
-    said, more = finite(report.get("overhead_bound_j")), finite(report.get("scope_bound_j"))
+    bound_j_of_all, bound_j_of_scope = finite(report.get("overhead_bound_j")), finite(report.get("scope_bound_j"))
 
     def certified(bound_j: float | None, scope: str = "") -> Certificate:
-        enough = (overhead_j if bound_j is None else bound_j) - slack_j / 2
-        return _certificate(shown, loaded, time_limit_s, problem, enough, scope)
+        sufficient_j = (overhead_j if bound_j is None else bound_j) - slack_j / 2
+        return _certificate(shown, loaded, time_limit_s, problem, sufficient_j, scope)
 
-    if "scope_bound_j" not in report:  # of an older version, which knew that of the scope
-        return None, certified(said)
-    of_all = certified(said, ALL) if said or not more else None
-    if of_all is not None and (more is None or more <= of_all.bound_j + slack_j):
-        return of_all, None
-    return of_all, certified(more)
+    if "scope_bound_j" not in report:  # older versions report the bound of the scope
+        return None, certified(bound_j_of_all)
+    all_certificate = certified(bound_j_of_all, ALL) if bound_j_of_all or not bound_j_of_scope else None
+    if all_certificate is not None and (
+        bound_j_of_scope is None or bound_j_of_scope <= all_certificate.bound_j + slack_j
+    ):
+        return all_certificate, None
+    return all_certificate, certified(bound_j_of_scope)
 
 
 def _certificate(
@@ -320,7 +342,7 @@ def _certificate(
 ) -> Certificate:
     claimed = loaded.report
     if loaded.ram_bytes is None:
-        raise PlanError(f"{shown}: it names no RAM budget, so there is no bound to prove")
+        raise PlanError(f"{shown}: it has no RAM budget, so there is no bound to prove")
     formulation = str(claimed.get("formulation", CERTIFIED)).partition("+")[0]
     deadline_s = claimed.get("deadline_s", loaded.deadline_s)
     options = Options(
@@ -332,11 +354,11 @@ def _certificate(
         remat=claimed.get("remat") is not False,
         time_limit_s=time_limit_s,
     )
-    said = str(claimed.get("scope") or "full")
-    for named in (said, scope):
-        if named and named != ALL and not SCOPE.fullmatch(named):
-            raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(named))}")
-    scope = scope_option(scope or said)
+    report_scope = str(claimed.get("scope") or "full")
+    for name in (report_scope, scope):
+        if name and name != ALL and not SCOPE.fullmatch(name):
+            raise PlanError(f"{shown}: there is no bound to certify in a scope {printable(repr(name))}")
+    scope = scope_option(scope or report_scope)
     try:
         return certify(problem, options, "full" if scope == "store-all" else scope, claimed_j=claimed_j)
     except FormulationError as error:

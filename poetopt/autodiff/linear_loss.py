@@ -255,9 +255,8 @@ def layer_gradient(
     x, w, labels, log_sum = operands
     (rows, features), classes = x.shape, w.shape[0]
     row_share = _row_share(k, weight, rows, x.dtype)
-    row_share = (
-        row_share if k.graph.is_constant(dy, 1.0) else k.binary("Mul", row_share, dy)
-    )  # a product, as the fused kernel expects
+    # the fused kernel expects the node of this product, even of constants
+    row_share = row_share if k.graph.is_constant(dy, 1.0) else k.binary("Mul", row_share, dy)
     label_numbers, class_numbers = k.cast(labels, "int32"), k.graph.constant(np.arange(classes, dtype=np.int32))
     parts = max(1, min(-(-rows * classes // (CLASSES * (rows + features))), rows // 2))
     gradient: Tensor | None = None

@@ -106,21 +106,21 @@ def label_rule(
     try:
         ignored = None if ignore_index is None else read_whole(ignore_index)
     except ValueError as error:
-        raise OptionError(f"--with ignore-index={ignore_index}: must be a whole number, as in -100") from error
+        raise OptionError(f"--ignore-index {ignore_index}: must be a whole number, as in -100") from error
     if ignored is not None and not -(2**31) <= ignored < 2**31:
-        raise OptionError(f"--with ignore-index={ignore_index}: must be a label, within 32 bits, as in -100")
+        raise OptionError(f"--ignore-index {ignore_index}: must be a label, within 32 bits, as in -100")
     try:
         weights = () if weights_given is None else tuple(map(read_float32, weights_given))
     except (ValueError, TypeError) as error:
-        raise OptionError(f"--with class-weights={class_weights}: must be numbers, as in 1,0.5,2") from error
+        raise OptionError(f"--class-weights {class_weights}: must be numbers, as in 1,0.5,2") from error
     if weights and not (min(weights) >= 0 and any(weights)):
-        raise OptionError(f"--with class-weights={class_weights}: must be 0 or more, and not all 0")
+        raise OptionError(f"--class-weights {class_weights}: must be 0 or more, and not all 0")
     try:
         smoothing = read_float32(label_smoothing)
     except ValueError:
         smoothing = math.nan
     if not 0 <= smoothing <= 1:
-        raise OptionError(f"--with label-smoothing={label_smoothing}: must lie in 0..1, as in 0.1")
+        raise OptionError(f"--label-smoothing {label_smoothing}: must lie in 0..1, as in 0.1")
     return LabelRule(ignored, weights, smoothing)
 
 
@@ -156,7 +156,7 @@ def attach(
     rule = builder.label_rule
     if rule != LabelRule() and choice.kind != "cross-entropy":
         raise OptionError(
-            "--with ignore-index, class-weights and label-smoothing are for the loss cross-entropy, and this is "
+            "--ignore-index, --class-weights and --label-smoothing are for the loss cross-entropy, and this is "
             f"{choice.kind}; leave them out, or choose --loss cross-entropy"
         )
     if choice.kind == "none":
@@ -292,7 +292,7 @@ def _add_cross_entropy(
     rule, count = builder.label_rule, scores.shape[1]
     if len(rule.class_weights) not in (0, count):
         raise OptionError(
-            f"--with class-weights: {len(rule.class_weights)} weights for the {count} classes of output {y.name!r}; "
+            f"--class-weights: {len(rule.class_weights)} weights for the {count} classes of output {y.name!r}; "
             "give one for each"
         )
     compared = (scores.name, classes.name)

@@ -88,7 +88,7 @@ class Stopped:
 
     def notes(self, *, asked: bool) -> list[Note]:
         """Return the notes on these parameters; `asked` is whether gradients pass straight through."""
-        remedy = "" if asked else "; --with straight-through lets gradients pass where nothing is clipped"
+        remedy = "" if asked else "; --straight-through lets gradients pass where nothing is clipped"
         notes = []
         if self.untrained:
             verb = "is" if len(self.untrained) == 1 else "are"
@@ -176,9 +176,9 @@ def refusal(graph: Graph, name: str, quantizer: Operator, *, asked: bool) -> str
         )
         return (
             f"{where}{inside}: no gradient passes; train parameters after it (--train PATTERN), or export the model "
-            "with QuantizeLinear and DequantizeLinear around float operators and use --with straight-through"
+            "with QuantizeLinear and DequantizeLinear around float operators and use --straight-through"
         )
     return (
         f"{where}: no gradient passes it; train parameters after it (--train PATTERN), or let gradients pass where "
-        "nothing is clipped: --with straight-through"
+        "nothing is clipped: --straight-through"
     )

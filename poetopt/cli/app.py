@@ -26,11 +26,11 @@ from poetopt.util import __version__, files, interrupts, notes
 from poetopt.util.errors import OptionError
 
 MISSING = {
-    "--device": "say for which device, as in --device a72; `poetopt devices` lists them",
-    "--data": "say what to train on, as in --data train.npz",
-    "--out": "say where to write it, as in -o FILE",
+    "--device": "name a device, as in --device a72; `poetopt devices` lists them",
+    "--data": "give the training data, as in --data train.npz",
+    "--out": "give the file to write, as in -o FILE",
     "MODEL": "give an .onnx file, or a network that `poetopt zoo` lists",
-    "PLAN": "give a plan, which `poetopt solve MODEL --device a72 -o plan.json` writes",
+    "PLAN": "give a plan; `poetopt solve MODEL --device a72 -o plan.json` writes one",
     "SWEEP.toml": "give a TOML file with models, devices and ram",
 }
 """Remedies for missing parameters."""
@@ -39,7 +39,7 @@ OF_TRAINING = ("--lr", "--lr-schedule", "--data", "--momentum", "--weight-decay"
 """Options of `train` that users give to `solve`."""
 
 
-def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
+def usage_message(complaint: str, command: str, arguments: Sequence[str]) -> str:
     """Return one message: the parser's complaint about the arguments of a command, with a remedy.
 
     Parameters
@@ -49,7 +49,7 @@ def usage_message(said: str, command: str, arguments: Sequence[str]) -> str:
     command
         Program and command, as in `poetopt solve`.
     """
-    text = said.rstrip(".")
+    text = complaint.rstrip(".")
     text = text[:1].lower() + text[1:]
     remedy = _of_training(text) or _extra(text, command, arguments) or _missing(text) or _no_command(text)
     return f"{remedy or text}; see {command} --help"
@@ -59,7 +59,7 @@ def _of_training(text: str) -> str | None:
     match = re.match(r"no such option: (--[\w-]+)", text)
     if match is None or match[1] not in OF_TRAINING:
         return None
-    return f"{match[1]}: it is of the training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
+    return f"{match[1]}: it belongs to training, as in poetopt train PLAN --data train.npz --lr 0.001 -o net.onnx"
 
 
 def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:
@@ -72,18 +72,18 @@ def _extra(text: str, command: str, arguments: Sequence[str]) -> str | None:
     before = arguments[place - 1] if place else ""
     if re.fullmatch(r"[\d.,]+", before) and re.fullmatch(r"%|×|[A-Za-zµ]{1,5}", extra):
         option = f"{arguments[place - 2]} " if place > 1 and arguments[place - 2].startswith("-") else ""
-        return f"{option}{before} {extra}: write it without the blank, {option}{before}{extra}"
+        return f"{option}{before} {extra}: write it without a space: {option}{before}{extra}"
     if command.rpartition(" ")[2] in ("devices", "formulations"):
         return f"unexpected: {match[1]}; did you mean --show {extra}?"
     if extra.startswith("*") or len(match[1].split(" ")) > 1:
-        return f"unexpected: {match[1]}; put patterns and names with blanks in quotes"
-    return f"unexpected: {match[1]}; {command} takes one argument less, and options begin with --"
+        return f"unexpected: {match[1]}; put patterns and names with spaces in quotes"
+    return f"unexpected: {match[1]}; {command} takes fewer arguments. Options begin with --"
 
 
 def _missing(text: str) -> str | None:
     match = re.match(r"missing (?:option|argument) (.*)", text)
-    known = [remedy for name, remedy in MISSING.items() if match is not None and f"'{name}'" in match[1]]
-    return f"{text}: {known[0]}" if known else None
+    remedies = [remedy for name, remedy in MISSING.items() if match is not None and f"'{name}'" in match[1]]
+    return f"{text}: {remedies[0]}" if remedies else None
 
 
 def _no_command(text: str) -> str | None:
@@ -92,8 +92,8 @@ def _no_command(text: str) -> str | None:
     if match is None:
         return None
     name = match[1]
-    found = name.lower() if name.lower() in networks.names() else name if Path(name).suffix == ".onnx" else None
-    return None if found is None else f"{text}; did you mean poetopt solve {found} --device a72?"
+    model = name.lower() if name.lower() in networks.names() else name if Path(name).suffix == ".onnx" else None
+    return None if model is None else f"{text}; did you mean poetopt solve {model} --device a72?"
 
 
 app = typer.Typer(
@@ -109,25 +109,25 @@ app.command(short_help="Find the schedule of least energy.", cls=Paneled)(solve)
 app.command(short_help="Execute a plan and check its gradients, or train with it.", cls=Paneled)(run)
 app.command(short_help="Train for epochs by a plan, and write the trained network.", cls=Paneled)(train)
 app.command(short_help="Write a plan as C for a microcontroller.", cls=Paneled)(emit)
-app.command(short_help="Write the network that a device has learned, of a copy of its storage.", cls=Paneled)(restore)
-app.command(short_help="Check a plan again, and its proof.", cls=Paneled)(verify)
+app.command(short_help="Write the network that a device trained, from a copy of its storage.", cls=Paneled)(restore)
+app.command(short_help="Check a plan and its proof again.", cls=Paneled)(verify)
 app.command(short_help="Show a plan as a page, a picture or a text.", cls=Paneled)(show)
 app.command(short_help="Compare the schedulers of the literature.", cls=Paneled)(compare)
 app.command(short_help="Draw the least energy against RAM.", cls=Paneled)(pareto)
-app.command(short_help="Show which batches fit which memory, and their cost.", cls=Paneled)(fit)
-app.command(short_help="Solve many points on many processors; it resumes.", cls=Paneled)(sweep)
+app.command(short_help="Show which batches fit a memory, and their cost.", cls=Paneled)(fit)
+app.command(short_help="Solve many points on many processors; a restart resumes.", cls=Paneled)(sweep)
 app.command(short_help="Measure this machine, or read a board's figures.", cls=Paneled)(profile)
-app.command(short_help="Show what a model's training takes.", cls=Paneled)(inspect)
+app.command(short_help="Show what the training of a model needs.", cls=Paneled)(inspect)
 app.command(short_help="Write the training graph as an ONNX file.", cls=Paneled)(grad)
 app.command(short_help="Add LoRA's pairs to a network, or merge them.", cls=Paneled)(lora)
-app.command(short_help="Make a network's weights integers.", cls=Paneled)(quantize)
+app.command(short_help="Quantize the weights of a network.", cls=Paneled)(quantize)
 app.command(short_help="List formulations and blocks, or show their mathematics.", cls=Paneled)(formulations)
 app.command(short_help="List the devices, or show one with its sources.", cls=Paneled)(devices)
 app.command(short_help="List the built-in networks, or write one.", cls=Paneled)(zoo)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(is_wanted: bool) -> None:
+    if is_wanted:
         say(f"poetopt {__version__}")
         raise typer.Exit
 
@@ -144,7 +144,7 @@ def _root(
             "--max-file-size",
             metavar="SIZE",
             envvar=files.ENVIRONMENT,
-            help="Read larger files: plans end at 134 MB, tables at 16.8 MB, data sets at 2.15 GB.",
+            help="Read larger files than 134 MB (plans), 16.8 MB (tables), 2.15 GB (data sets).",
         ),
     ] = None,
     verbose: Annotated[
@@ -174,9 +174,9 @@ def invoke(arguments: list[str]) -> int:
             try:
                 argument.encode()
             except UnicodeEncodeError as error:
-                raise OptionError(f"{argument}: it isn't UTF-8, in which paths are kept in files; rename it") from error
+                raise OptionError(f"{argument}: the path isn't UTF-8, which files need. Rename it.") from error
             if "\0" in argument:
-                raise OptionError(f"{argument}: no path has a NUL in it")
+                raise OptionError(f"{argument}: a path can't contain a NUL. Correct it.")
         # it stands before the command, wherever it is given
         verbose = [argument for argument in arguments if argument in VERBOSE]
         arguments[:] = [*verbose[:1], *(argument for argument in arguments if argument not in VERBOSE)]
@@ -206,7 +206,7 @@ def main() -> None:
     """Entry point of the program `poetopt`."""
     own_the_process()
     if sys.flags.optimize > 1:  # Pyomo builds its docstrings from those that Python drops
-        complain("this Python runs without docstrings, which Pyomo needs; leave out PYTHONOPTIMIZE=2 or -OO")
+        complain("Python runs without docstrings, which Pyomo needs. Leave out PYTHONOPTIMIZE=2 or -OO.")
         leave(OptionError.exit_code)
     code = invoke(sys.argv[1:])
     end(code)

@@ -100,7 +100,7 @@ def write_text(text: str, target: str, *, option: str) -> None:
         write_atomically(target, text)
         return
     if sys.__stdout__ is None:
-        raise OutputError(f"{option} -: the standard output is closed; give a file")
+        raise OutputError(f"{option} -: the standard output is closed. Give a file.")
     sys.stdout.write(text)
 
 
@@ -128,18 +128,18 @@ def check_outputs(
     to_stdout = [option for option, path in outputs.items() if path == "-"]
     for option in to_stdout:
         if option not in texts:
-            raise OptionError(f"{option} -: it can't be written to the standard output; give a file")
+            raise OptionError(f"{option} -: it can't be written to the standard output. Give a file.")
     if len(to_stdout) > 1:
-        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output as well; give a file for one")
-    taken = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
+        raise OptionError(f"{to_stdout[0]} -: {to_stdout[1]} goes to the standard output too. Give a file for one.")
+    uses = {os.path.realpath(path): "is the input" for path in inputs if path is not None}
     for option, path in outputs.items():
         if path is None or path == "-":
             continue
         real = os.path.realpath(path)
-        if real in taken:
-            raise OptionError(f"{option} {path}: {taken[real]} already; give another path")
+        if real in uses:
+            raise OptionError(f"{option} {path}: {uses[real]} already. Give another path.")
         if Path(real).is_file() or not Path(real).exists():
-            taken[real] = f"is the file of {option}"
+            uses[real] = f"is the file of {option}"
         check_writable(path)
 
 
@@ -167,7 +167,7 @@ def live_progress() -> Iterator[Listener | None]:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[Told]:
+def doing(work: str) -> Iterator[Told]:
     """Show the current work on a terminal's stderr while the body runs; the body may update it.
 
     The line doesn't move by itself: the body measures times.
@@ -180,7 +180,7 @@ def doing(what: str) -> Iterator[Told]:
         sys.stderr.write(f"{ERASED}{text} ...")
         sys.stderr.flush()
 
-    sys.stderr.write(f"{what} ...")
+    sys.stderr.write(f"{work} ...")
     sys.stderr.flush()
     try:
         yield tell
@@ -244,21 +244,23 @@ def without_parser(module: ModuleType, arguments: dict[str, Any]) -> int:
     """
     if not _OWN or not sys.executable:
         return module.work(**arguments)  # type: ignore[no-any-return]
-    asked = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
+    handover = json.dumps([sys.path, module.__name__, notes.all_shown(), arguments])
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os.dup2(sys.stderr.fileno(), 2)
     interrupts.check()
     signal.pthread_sigmask(signal.SIG_BLOCK, interrupts.CODES)  # until the new interpreter has its handlers
-    os.execv(sys.executable, [sys.executable, "-c", f"{PATHS}; from poetopt.cli.console import go_on; go_on()", asked])
+    os.execv(
+        sys.executable, [sys.executable, "-c", f"{PATHS}; from poetopt.cli.console import go_on; go_on()", handover]
+    )
 
 
 def go_on() -> NoReturn:
     """Run the command in the interpreter that `without_parser` started."""
-    sys.path[:], name, wanted, arguments = json.loads(sys.argv[1])
+    sys.path[:], name, verbose, arguments = json.loads(sys.argv[1])
     own_the_process()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, interrupts.CODES)
-    notes.show_all(wanted=wanted)
+    notes.show_all(wanted=verbose)
     end(guarded(lambda: importlib.import_module(name).work(**arguments)))
 
 
@@ -298,16 +300,16 @@ def guarded(command: Callable[[], int]) -> int:
         # Nobody reads stdout: end with the exit code of SIGPIPE in a shell, without a message.
         return 141
     except Exception as error:
-        lacking = shortage.lack(error)
+        shortage_message = shortage.lack(error)
         if interrupts.came() is not None and not isinstance(error, (InfeasibleError, OSError)):
             return _stopped()  # libraries turn an interrupt into other errors
-        found = (lacking, ShortageError.exit_code) if lacking is not None else _message(error)
-        if found is None:
+        outcome = (shortage_message, ShortageError.exit_code) if shortage_message is not None else _message(error)
+        if outcome is None:
             raise
         if not isinstance(error, PoetError):
             _silence_stdout()
-        complain(found[0])
-        return found[1]
+        complain(outcome[0])
+        return outcome[1]
     return code
 
 
@@ -318,18 +320,18 @@ def _message(error: Exception) -> tuple[str, int] | None:
         return None if traceback and error.__cause__ is not None else (str(error), error.exit_code)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        text = f"{where}{error.strerror or error}; check the path, the rights on it and the room on the disk"
+        text = f"{where}{error.strerror or error}. Check the path, its permissions and the free space."
         return text, OutputError.exit_code
     if isinstance(error, RecursionError):
-        text = "the input is nested too deeply; check that it is a model of ordinary structure"
+        text = "the input is nested too deeply. Check that it is a model of ordinary structure."
         return text, PoetError.exit_code
-    lacks = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
-    if lacks is not None:
-        return lacks, BackendUnavailableError.exit_code
+    missing = imports.told(error) if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None:
+        return missing, BackendUnavailableError.exit_code
     point = culprit(error.__traceback__)
     if point is None or traceback:
         return None
-    text = f"{origin(point)} failed: {failure(error)}; tell its authors, with what POETOPT_TRACEBACK=1 shows"
+    text = f"{origin(point)} failed: {failure(error)}. Report it to its authors with the output of POETOPT_TRACEBACK=1."
     return text, PoetError.exit_code
 
 
@@ -358,5 +360,5 @@ def _last_resort(kind: type[BaseException], error: BaseException, trace: Traceba
         trace = trace.tb_next
     place = f" at {Path(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace else ""
     complain(
-        f"a defect in poetopt: {kind.__name__}: {error}{place}; please report it, with what POETOPT_TRACEBACK=1 shows"
+        f"a defect in poetopt: {kind.__name__}: {error}{place}. Please report it, with what POETOPT_TRACEBACK=1 shows."
     )

@@ -87,7 +87,7 @@ def zoo(
     """List the built-in networks, or write one as an ONNX file."""
     if name is None:
         if out is not None:
-            raise OptionError(f"-o {out}: say which network: {', '.join(networks.names())}")
+            raise OptionError(f"-o {out}: the network is missing. Give one of {', '.join(networks.names())}")
         from poetopt.report.layout import columns
 
         say("\n".join(columns([(known, networks.ZOO[known].about) for known in networks.names()])))
@@ -95,7 +95,7 @@ def zoo(
     if name not in networks.names():
         raise ModelError(f"no such network: {name!r}{closest(name, networks.names())}; `poetopt zoo` lists them")
     if out is None:
-        raise OptionError(f"say where to write {name}, as in: poetopt zoo {name} -o {name}.onnx")
+        raise OptionError(f"the file for {name} is missing. Give it, as in: poetopt zoo {name} -o {name}.onnx")
     check_outputs([], {"-o": out})
     write_atomically(out, networks.build(name, options["batch"]).SerializeToString())
     say(f"{out}: {networks.ZOO[name].about}")
@@ -106,10 +106,10 @@ def zoo(
     Option("out", str, ..., "FILE.onnx", "Write the network there.", None, "-o --out"),
     Option("rank", int | None, None, "R", "Columns of a pair; default: 8.", None),
     Option(
-        "targets", str | None, None, "PATTERNS", "Weights, or nodes, that get a pair; default: *q_proj,*v_proj.", None,
+        "targets", str | None, None, "PATTERNS", "Weights or nodes that get a pair; default: *q_proj,*v_proj.", None,
     ),
-    Option("alpha", float | None, None, "A", "What a pair counts, times its rank; default: the rank.", None),
-    Option("merge", bool, False, "", "Put what pairs have learned into the weights beside them instead.", None),
+    Option("alpha", float | None, None, "A", "Weight of a pair, times its rank; default: the rank.", None),
+    Option("merge", bool, False, "", "Merge trained pairs into the weights beside them.", None),
 )  # fmt: skip
 def lora(model: ModelArgument, **options: Any) -> int:
     """Add LoRA's pairs to some products of a network, so that only these are trained; or merge them."""
@@ -117,34 +117,34 @@ def lora(model: ModelArgument, **options: Any) -> int:
 
     out, merge = options.pop("out"), options.pop("merge")
     check_outputs([model], {"-o": out})
-    given = {name: value for name, value in options.items() if value is not None}
+    settings = {name: value for name, value in options.items() if value is not None}
     if merge:
-        if given:
-            raise OptionError(f"--merge, --{next(iter(given))}: pairs are as the file has them; leave it out")
+        if settings:
+            raise OptionError(f"--merge, --{next(iter(settings))}: the file defines the pairs. Leave the option out.")
         po.merge_lora(model, out=out)
-        say(f"{out}: without pairs; what they had learned is in the weights")
+        say(f"{out}: the pairs are merged into the weights")
         return 0
-    made = po.lora(model, out=out, **given)
-    trained = next(entry.value for entry in made.metadata_props if entry.key == PARAMETERS).split("\n")
-    numbers = sum(math.prod(one.dims) for one in made.graph.initializer if one.name in trained)
-    say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all else is frozen")
+    adapted = po.lora(model, out=out, **settings)
+    trained = next(entry.value for entry in adapted.metadata_props if entry.key == PARAMETERS).split("\n")
+    numbers = sum(math.prod(one.dims) for one in adapted.graph.initializer if one.name in trained)
+    say(f"{out}: pairs beside {len(trained) // 2} of its products, {numbers:,} numbers to train; all others are frozen")
     return 0
 
 
 @sharing(
     Option("out", str, ..., "FILE.onnx", "Write the network there.", None, "-o --out"),
-    Option("kind", str, "int4", "int4|int8", "What weights become.", None),
+    Option("kind", str, "int4", "int4|int8", "Type of the quantized weights.", None),
     Option(
-        "block", int | None, None, "N", "Weights with a scale in common; default: 32 of int4, 64 of int8.", None,
+        "block", int | None, None, "N", "Number of weights with a common scale; default: 32 of int4, 64 of int8.", None,
     ),
 )  # fmt: skip
 def quantize(model: ModelArgument, **options: Any) -> int:
     """Write a network whose frozen matrices and tables are integers of 4 or 8 bits."""
     out, kind = options["out"], options["kind"]
     check_outputs([model], {"-o": out})
-    made = po.quantize(model, **options)
-    size = sum(one.ByteSize() for one in made.graph.initializer)
-    say(f"{out}: {show_bytes(size)} of weights, of {kind} where a product or a table has them")
+    quantized = po.quantize(model, **options)
+    size = sum(one.ByteSize() for one in quantized.graph.initializer)
+    say(f"{out}: {show_bytes(size)} of weights; those of products and tables are {kind}")
     return 0
 
 
@@ -152,16 +152,16 @@ def quantize(model: ModelArgument, **options: Any) -> int:
 def inspect(
     model: ModelArgument,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with what this device has.")
+        str | None, typer.Option("--device", metavar="NAME|FILE", help="Compare with the RAM of this device.")
     ] = None,
     json: JsonOption = None,
     **options: Any,
 ) -> int:
     """Show what a model consists of and what its training needs, without solving anything."""
     check_outputs([model], {"--json": json})
-    found = po.inspect(model, device=device, **options)
-    write_json(found.to_dict(), json)
-    say(found.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
+    inspection = po.inspect(model, device=device, **options)
+    write_json(inspection.to_dict(), json)
+    say(inspection.text(after=f"poetopt solve {model} --device {device or 'a72'} -o plan.json"), unless=[json])
     return 0
 
 
@@ -181,7 +181,7 @@ def grad(
     loaded = po.load(model, **{name: options.pop(name) for name in READ})
     if not isinstance(loaded, po.Model):
         raise ModelError(
-            f"{model}: a problem file has sizes and costs only, and no network to write; give an ONNX model"
+            f"{model}: a problem file has only sizes and costs, and no network to write. Give an ONNX model."
         )
     graph = loaded.training_graph(**options)
     save_model(graph.joint, out)
@@ -195,11 +195,11 @@ def grad(
     if joint.carried:
         document["carried"] = dict(joint.carried)
     write_json({**summary(joint), **document}, json)
-    made = f"{len(graph.gradients)} gradients"
+    results = f"{len(graph.gradients)} gradients"
     if graph.optimizer != "none":
-        made = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
+        results = f"{len(graph.trained)} parameters updated by {graph.optimizer}"
     title = (
-        f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {made}, "
+        f"{out}: {len(joint.operators)} operators; loss {graph.loss_kind}, {results}, "
         f"{len(graph.states)} updated statistics; inputs {', '.join(graph.inputs)}"
     )
     rows: list[tuple[str, str]] = []
@@ -209,7 +209,7 @@ def grad(
     if joint.carried:
         old, new = next(iter(joint.carried.items()))
         count = len(joint.carried)
-        rows.append(("carried", f"{count} tensors: feed each what came out as its new value, as {new} for {old}"))
+        rows.append(("carried", f"{count} tensors: feed the new value of each into the next step, as {new} for {old}"))
     rows += [("note", str(note)) for note in graph.notes]
     say(table(title, rows), unless=[json])
     return 0

@@ -372,16 +372,19 @@ def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., in
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         hints = get_type_hints(command, include_extras=True)
-        own = list(inspect.signature(command).parameters.values())[:-1]
-        mine = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-        required = [each for each in mine if each.default is inspect.Parameter.empty]
-        rest = [each for each in mine if each not in required]
-        parameters = [*required, *(option.parameter() for option in options), *rest]
+        parameters_of_command = list(inspect.signature(command).parameters.values())[:-1]
+        command_parameters = [
+            each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in parameters_of_command
+        ]
+        required = [each for each in command_parameters if each.default is inspect.Parameter.empty]
+        optional = [each for each in command_parameters if each not in required]
+        parameters = [*required, *(option.parameter() for option in options), *optional]
         parameters.sort(key=lambda each: each.default is not inspect.Parameter.empty)
 
         def run(**values: Any) -> int:
-            taken = {each.name: values.pop(each.name) for each in own}
-            return command(**taken, **parse_options(values, options))
+            arguments = {each.name: values.pop(each.name) for each in parameters_of_command}
+            return command(**arguments, **parse_options(values, options))
 
         run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
         run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": int}
@@ -394,41 +397,43 @@ def sharing(*options: Option) -> Callable[[Callable[..., int]], Callable[..., in
 
 def parse_options(values: Mapping[str, Any], options: Sequence[Option]) -> dict[str, Any]:
     """Return the values of a command's options as the Python calls take them. Raises OptionError."""
-    found = dict(values)
+    parsed = dict(values)
     for option in options:  # the parser makes lists and texts of defaults
-        value = found[option.name]
+        value = parsed[option.name]
         if value == [] or (option.default is not None and value == str(option.default)):
-            found[option.name] = option.default
-    if BLOCKS.name in found:
-        found[BLOCKS.name] = list(found[BLOCKS.name] or ())
+            parsed[option.name] = option.default
+    if BLOCKS.name in parsed:
+        parsed[BLOCKS.name] = list(parsed[BLOCKS.name] or ())
     for option in options:
-        if option.name in found:
-            found[option.name] = option.read(found[option.name])
+        if option.name in parsed:
+            parsed[option.name] = option.read(parsed[option.name])
     for name, negated in (("no_paging", "paging"), ("no_remat", "remat"), ("separate_updates", "fuse")):
-        if name in found:
-            found[negated] = not found.pop(name)
-    if frozen := found.pop("freeze", None):
-        found["train"] = [
-            *(found.get("train") or ()),
+        if name in parsed:
+            parsed[negated] = not parsed.pop(name)
+    if frozen := parsed.pop("freeze", None):
+        parsed["train"] = [
+            *(parsed.get("train") or ()),
             *(f"!{one.strip()}" for text in frozen for one in text.split(",")),
         ]
-    if found.get("train"):
-        found["train"] = ",".join(found["train"])
+    if parsed.get("train"):
+        parsed["train"] = ",".join(parsed["train"])
     for name, option_name, example in (
         ("dims", "--dim", "height=160"), ("shapes", "--shape", "input=1x3x160x160"), ("values", "--value", "sr=16000"),
     ):  # fmt: skip
-        if name in found:
-            found[name] = named(option_name, found[name], example)
-    if "solver_option" in found:
-        found["solver_options"] = named("--solver-option", found.pop("solver_option"), "presolve=off", first=True)
+        if name in parsed:
+            parsed[name] = named(option_name, parsed[name], example)
+    if "solver_option" in parsed:
+        parsed["solver_options"] = named("--solver-option", parsed.pop("solver_option"), "presolve=off", first=True)
     for name, word, of in (("batch", MAX, "the largest that fits"), ("micro_batch", AUTO, "the best number of parts")):
-        if isinstance(found.get(name), str):
-            text = found[name].strip()
+        if isinstance(parsed.get(name), str):
+            text = parsed[name].strip()
             try:
-                found[name] = text if text == word else parse_whole(text, option=f"--{name.replace('_', '-')}", least=1)
+                parsed[name] = (
+                    text if text == word else parse_whole(text, option=f"--{name.replace('_', '-')}", least=1)
+                )
             except OptionError as error:
                 raise OptionError(f"{error}, or {word} for {of}") from None
-    return found
+    return parsed
 
 
 def named(option: str, texts: Sequence[str] | None, example: str, *, first: bool = False) -> dict[str, str]:
@@ -436,16 +441,16 @@ def named(option: str, texts: Sequence[str] | None, example: str, *, first: bool
 
     Raises OptionError for a text without name or value, and for a name that is given twice.
     """
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=") if first else text.rpartition("=")
         name, value = (name.strip(), value.strip()) if first else (name, value)
         if not equals or not name or not value.strip():
             raise OptionError(f"{option} {text}: give a name and a value, as in {option} {example}")
-        if name in found:
+        if name in by_name:
             raise OptionError(f"{option} {text}: {name} is given twice")
-        found[name] = value
-    return found
+        by_name[name] = value
+    return by_name
 
 
 def current_options(arguments: Sequence[str], flags: Mapping[str, bool]) -> list[str]:
@@ -461,20 +466,20 @@ def current_options(arguments: Sequence[str], flags: Mapping[str, bool]) -> list
     OptionError
         A `--with` names no option of this command.
     """
-    found: list[str] = []
-    rest = list(arguments)
-    while rest:
-        argument = rest.pop(0)
+    current: list[str] = []
+    remaining = list(arguments)
+    while remaining:
+        argument = remaining.pop(0)
         option, equals, value = argument.partition("=")
         if argument == "--":
-            return [*found, argument, *rest]
+            return [*current, argument, *remaining]
         if RETIRED.get(option) in flags:
-            found.append(f"{RETIRED[option]}{equals}{value}")
-        elif option == "--with" and (equals or rest):
-            found += _without_with(value if equals else rest.pop(0), flags)
+            current.append(f"{RETIRED[option]}{equals}{value}")
+        elif option == "--with" and (equals or remaining):
+            current += _without_with(value if equals else remaining.pop(0), flags)
         else:
-            found.append(argument)
-    return found
+            current.append(argument)
+    return current
 
 
 def _without_with(text: str, flags: Mapping[str, bool]) -> list[str]:
@@ -484,8 +489,8 @@ def _without_with(text: str, flags: Mapping[str, bool]) -> list[str]:
     if name.strip() not in BEHIND_WITH or option not in flags:
         if BLOCKS.flags[-1] in flags:
             return [BLOCKS.flags[-1], text]
-        known = [one for one in sorted(BEHIND_WITH) if f"--{one}" in flags]
-        raise OptionError(f"--with {text}: this command has no such option{closest(name, known)}; see --help")
+        names = [one for one in sorted(BEHIND_WITH) if f"--{one}" in flags]
+        raise OptionError(f"--with {text}: this command has no such option{closest(name, names)}; see --help")
     if flags[option]:
         if equals:
             raise OptionError(f"--with {text}: it takes no value; write {option}")

@@ -50,9 +50,9 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     batch = {name: options.pop(name) for name in ("data", "seed")}
     check_outputs([plan, options["model"], batch["data"]], {"--dump": dump, "--json": json})
     if (steps is None) != (lr is None) or (momentum and steps is None):
-        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01; --momentum is for it alone")
+        raise OptionError("--steps, --lr: training needs both, as in --steps 100 --lr 0.01. So does --momentum.")
     if meter is not None and steps is None:
-        raise OptionError("--meter: a step alone is too short to measure; give --steps 1000 --lr 0.001, or use train")
+        raise OptionError("--meter: a single step is too short to measure. Give --steps 1000 --lr 0.001, or use train.")
     course = None if steps is None or lr is None else (steps, lr, momentum)
     if on is not None:
         target(on, "--on")
@@ -60,19 +60,19 @@ def run(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
         every = _every(check, steps)
         try:
             if course is not None:
-                given = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
-                return _train(plan, {**options, **batch}, course, given, json)
+                settings = {"check": every, "dump": dump, "workdir": workdir, "meter": meter}
+                return _train(plan, {**options, **batch}, course, settings, json)
             if every is None and dump is not None:
-                raise OptionError("--dump: it is written by the comparison; leave out --check none")
+                raise OptionError("--dump: the comparison writes it. Leave out --check none.")
             return _run_step(plan, {**options, **batch}, every is not None, workdir, dump, json)
         except OtherRuntimeError:
             on = "host"
     if meter is not None:
-        raise OptionError("--meter: measures steps on onnxruntime; measure a board with its own meter")
+        raise OptionError("--meter: it measures steps on onnxruntime. Measure a board with a meter of its own.")
     if workdir is not None:
-        raise OptionError("--workdir: a step in C is paged to a file of its own; leave it out")
+        raise OptionError("--workdir: a step in C is paged to a temporary file. Leave the option out.")
     if check is not None:
-        raise OptionError("--check: a step in C is always compared; leave it out")
+        raise OptionError("--check: a step in C is always compared. Leave the option out.")
     return _run_in_c(plan, options, on, course, {**batch, "dump": dump}, json)
 
 
@@ -90,17 +90,17 @@ def _run_in_c(
 
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **where)
-    ended: DeviceExecution | DeviceTraining
+    result: DeviceExecution | DeviceTraining
     if course is None:
-        with doing(f"compiling the step for {on} and running it") as told:
-            ended = po.execute_on(loaded, on, **batch, told=told)
-        text = report.device_text(loaded.plan, ended, _training_command(plan, loaded.plan, on))
+        with doing(f"compiling the step for {on} and running it") as progress:
+            result = po.execute_on(loaded, on, **batch, told=progress)
+        text = report.device_text(loaded.plan, result, _training_command(plan, loaded.plan, on))
     else:
         steps, lr, momentum = course
-        with doing(f"compiling {steps:,} steps for {on} and running them") as told:
-            ended = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=told)
-        text = report.device_training_text(loaded.plan, ended, (), _training_command(plan, loaded.plan, on))
-    return _shown(document(loaded.plan.problem.graph, ended), text, ended.message, json)
+        with doing(f"compiling {steps:,} steps for {on} and running them") as progress:
+            result = po.train_on(loaded, on, steps, lr, momentum=momentum, **batch, told=progress)
+        text = report.device_training_text(loaded.plan, result, (), _training_command(plan, loaded.plan, on))
+    return _shown(document(loaded.plan.problem.graph, result), text, result.message, json)
 
 
 def _shown(document: Mapping[str, object], text: str, wrong: str, json: str | None) -> int:
@@ -121,26 +121,32 @@ def _every(check: str | None, steps: int | None) -> int | None:
     try:
         return parse_whole(check, option="--check", least=1)
     except OptionError as error:
-        raise OptionError(f"{error}, or none, or first") from None
+        raise OptionError(f"{error}. Or give none or first.") from None
 
 
 def _train(
     plan: str,
     read: Mapping[str, Any],
     course: tuple[int, float, float | None],
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any],
     json: str | None,
 ) -> int:
     from poetopt.api.apart import prepared
 
     steps, lr, momentum = course
-    with doing(f"training for {steps:,} steps") as told, prepared(plan, **read, told=told) as (made, _):
-        ended = po.train(made, steps, lr, momentum=momentum, **given, told=told)
+    with (
+        doing(f"training for {steps:,} steps") as progress,
+        prepared(plan, **read, told=progress) as (prepared_step, _),
+    ):
+        result = po.train(prepared_step, steps, lr, momentum=momentum, **settings, told=progress)
         from poetopt.report.execution import document, training_text
 
-        after = _training_command(plan, made.plan)
-        said, text = document(made.plan.problem.graph, ended), training_text(made.plan, ended, after)
-    return _shown(said, text, ended.message, json)
+        after = _training_command(plan, prepared_step.plan)
+        figures, text = (
+            document(prepared_step.plan.problem.graph, result),
+            training_text(prepared_step.plan, result, after),
+        )
+    return _shown(figures, text, result.message, json)
 
 
 def _run_step(
@@ -149,25 +155,27 @@ def _run_step(
     from poetopt.api.apart import prepared
     from poetopt.backends.onnxruntime.training import run_alone
 
-    what = "executing the plan and ordinary training, and measuring both" if check else "executing the plan"
+    work = "executing the plan and ordinary training, and measuring both" if check else "executing the plan"
     with (
-        doing(what) as told,
-        prepared(plan, **read, check=check, dump=dump, workdir=workdir, told=told) as (made, found),
+        doing(work) as progress,
+        prepared(plan, **read, check=check, dump=dump, workdir=workdir, told=progress) as (prepared_step, compared),
     ):
-        alone = run_alone(made, workdir=workdir, told=told)
+        alone = run_alone(prepared_step, workdir=workdir, told=progress)
         from poetopt.report.execution import alone_rows, alone_text
         from poetopt.report.layout import answer, table
-    if found is None:
-        return _shown(alone.figures, alone_text(made.plan, alone, _training_command(plan, made.plan)), "", json)
-    wrong = [name for name, value in found.digests.items() if alone.digests[name] != value]
+    if compared is None:
+        return _shown(
+            alone.figures, alone_text(prepared_step.plan, alone, _training_command(plan, prepared_step.plan)), "", json
+        )
+    wrong = [name for name, value in compared.digests.items() if alone.digests[name] != value]
     other_bits = (
-        f"the schedule alone, in a process of its own, gives other bits for {', '.join(map(repr, wrong[:5]))}; "
-        "please report it with the plan file"
+        f"the schedule alone, in another process, gives different bits for {', '.join(map(repr, wrong[:5]))}. "
+        "Please report it, with the plan file."
     )
-    first, details = found.rows[:3], found.rows[3:]
-    after = answer(after=_training_command(plan, made.plan))
-    text = table(found.title, [*first, *after, *alone_rows(alone), *details])
-    return _shown({**found.document, **alone.figures}, text, found.message or (other_bits if wrong else ""), json)
+    first, details = compared.rows[:3], compared.rows[3:]
+    after = answer(after=_training_command(plan, prepared_step.plan))
+    text = table(compared.title, [*first, *after, *alone_rows(alone), *details])
+    return _shown({**compared.document, **alone.figures}, text, compared.message or (other_bits if wrong else ""), json)
 
 
 def _training_command(file: str, plan: Plan, on: str = "") -> str:
@@ -185,10 +193,10 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     from poetopt.report.on_device import emitted_text
 
     check_outputs([plan, options["model"]], {"--json": json})
-    out, how = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
+    out, form = options.pop("out"), {one.name: options.pop(one.name) for one in EMITTING[1:-1]}
     with doing("reading the plan and its model"):
         loaded = po.load_plan(plan, **options)
-    emitted = po.emit(loaded, out, **how)
+    emitted = po.emit(loaded, out, **form)
     write_json(emitted.to_dict(), json)
     where = "host" if emitted.target == LINUX else emitted.target
     say(emitted_text(loaded.plan, emitted, f"poetopt run {plan} --on {where} executes and checks it"), unless=[json])
@@ -199,12 +207,11 @@ def emit(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
 def restore(
     plan: PlanArgument,
     storage: Annotated[
-        str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage, from its first block on.")
+        str, typer.Argument(metavar="STORAGE", help="A copy of the device's storage from its first block.")
     ],
     **options: Any,
 ) -> int:
     """Write the network that an emitted program has trained and saved (po_save), from a copy of its storage."""
-
     out, training_form = options.pop("out"), options.pop("training_mode")
     check_outputs([plan, options["model"], storage], {"-o": out})
     with doing("reading the plan and its model"):
@@ -225,23 +232,23 @@ def verify(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
     no_model, limit_s = options.pop("no_model"), parse_time(options.pop("time_limit"), option="--time-limit")
     check_outputs([plan, options["model"], options["profile"]], {"--json": json})
     if no_model and options["model"] is not None:
-        raise OptionError("--model, --no-model: the plan is compared with that model or with none; give one of the two")
+        raise OptionError("--model, --no-model: they contradict each other. Give one of them.")
     if no_model and (options["device"] is not None or options["profile"] is not None):
-        raise OptionError("--no-model: without the model no costs are computed; leave out --device and --profile")
+        raise OptionError("--no-model: costs can't be computed without the model. Leave out --device and --profile.")
     strict = options["strict"]
     with doing("checking the plan and proving its bound again" if options["bound"] or strict else "checking the plan"):
-        found = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
-    write_json(found.to_dict(), json)
-    say(found.text(after=_after_verifying(plan, found)), unless=[json])
-    if found.differs or (strict and not found.whole):
-        raise ExecutionError(f"{plan}: {found.doubts}{'; solve it again' if found.differs else ''}")
+        verification = po.verify(plan, time_limit_s=limit_s, compare_model=not no_model, **options)
+    write_json(verification.to_dict(), json)
+    say(verification.text(after=_after_verifying(plan, verification)), unless=[json])
+    if verification.differs or (strict and not verification.whole):
+        raise ExecutionError(f"{plan}: {verification.doubts}{'; solve again' if verification.differs else ''}")
     return 0
 
 
-def _after_verifying(plan: str, found: Verification) -> str:
-    if found.differs:
+def _after_verifying(plan: str, verification: Verification) -> str:
+    if verification.differs:
         return "solve again: the file's report isn't that of its plan"
-    if found.uncertified and found.certificate is None:
+    if verification.uncertified and verification.certificate is None:
         return f"poetopt verify {plan} --bound proves the bound in exact arithmetic"
     return f"poetopt run {plan}"
 
@@ -258,9 +265,15 @@ def train(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:
 
 
 @sharing(
-    Option("out", str | None, None, "FILE|-", "Write it there; - is stdout.", None, "-o --out"),
+    Option("out", str | None, None, "FILE|-", "Write to this file; - is stdout.", None, "-o --out"),
     Option(
-        "form", str | None, None, "html|png|svg|txt", "Default: by the suffix of FILE, else html.", None, "--format"
+        "form",
+        str | None,
+        None,
+        "html|png|svg|txt",
+        "The format; default: by the suffix of FILE, else html.",
+        None,
+        "--format",
     ),
 )
 def show(plan: PlanArgument, json: JsonOption = None, **options: Any) -> int:

@@ -29,21 +29,19 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     power_w = None if power is None else parse_watts(power, option="--power")
     clock_hz = None if clock is None else parse_frequency(clock, option="--clock")
     if template is not None and from_csv is not None:
-        raise OptionError("--template and --from-csv: one writes a file to fill in, the other reads it; choose one")
+        raise OptionError("--template and --from-csv: one writes the file that the other reads. Give one of them.")
     if dma and from_csv is None:
-        raise OptionError("--dma: it is for --from-csv; this machine's transfers take the CPU, and are measured so")
-    others = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
-    given = next((name for name, value in others.items() if value is not None), None)
-    if on is not None and given is not None:
+        raise OptionError("--dma: it is only for --from-csv. On this machine the CPU makes the transfers, as measured.")
+    values = {"--template": template, "--from-csv": from_csv, "--power": power, "--workdir": workdir}
+    conflicting = next((name for name, value in values.items() if value is not None), None)
+    if on is not None and conflicting is not None:
         raise OptionError(
-            f"--on, {given}: an emulated core has no power or storage, and takes no file; give one of both"
+            f"--on, {conflicting}: an emulated core has no power, no storage and no file. Give one of the options."
         )
     if on is not None:
         core(on)
     if on is None and (clock or options["optimizer"] != "none"):
-        raise OptionError(
-            "--clock, --optimizer: they are for --on; give the core that is emulated, as in --on cortex-m4"
-        )
+        raise OptionError("--clock, --optimizer: they are only for --on. Give the emulated core, as in --on cortex-m4.")
     check_outputs(
         [model, from_csv],
         {"--template": template, "--json": json} | ({} if template else {"-o": out}),
@@ -51,7 +49,7 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     )
     training = step_of(model, ModelOptions(**options))
     if not isinstance(training, po.Training):
-        raise ModelError(f"{model}: a problem file has no operators that could be measured; give an ONNX model")
+        raise ModelError(f"{model}: a problem file has no operators to measure. Give an ONNX model.")
     if template is not None:
         text = profile_csv.template(training.graph)
         rows = text.count("\n") - 1
@@ -63,25 +61,25 @@ def profile(model: ModelArgument, json: JsonOption = None, **options: Any) -> in
     emulated = None
     if on is not None:
         training = training.on("c")
-        with doing(f"counting instructions on {on}") as told:
-            emulated = training.profile_on(on, clock_hz=clock_hz, told=told)
-        found = emulated.profile
+        with doing(f"counting instructions on {on}") as progress:
+            emulated = training.profile_on(on, clock_hz=clock_hz, told=progress)
+        measured = emulated.profile
     elif from_csv is not None:
-        found = profile_csv.from_csv(from_csv, training.graph, power_w=power_w, dma=dma)
+        measured = profile_csv.from_csv(from_csv, training.graph, power_w=power_w, dma=dma)
     else:
         from poetopt.backends.onnxruntime.profiling import machine
 
         if older is not None:  # fail before measuring for seconds
             older.check_machine(machine(), out)
         with doing("measuring each kind of operator, and the storage"):
-            found = training.profile(power_w=power_w, workdir=workdir)
+            measured = training.profile(power_w=power_w, workdir=workdir)
     if older is not None:
-        older.check_machine(found.about.get("machine"), out)
-    merged = found if older is None else older.merged(found)
+        older.check_machine(measured.about.get("machine"), out)
+    merged = measured if older is None else older.merged(measured)
     write_text(merged.text(), out, option="-o")
-    document = profile_document(training.graph, found, merged)
+    document = profile_document(training.graph, measured, merged)
     write_json(document | ({} if emulated is None else emulated.to_dict()), json)
-    say(profile_text(training.graph, found, merged, out), unless=[out, json])
+    say(profile_text(training.graph, measured, merged, out), unless=[out, json])
     if emulated is not None:
         say(instructions_text(emulated), unless=[out, json])
     return 0

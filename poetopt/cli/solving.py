@@ -42,7 +42,7 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
     outputs = {"-o": out, "--json": json, "--log": options["log"]}
     check_outputs([model, options["profile"]], outputs, texts=("-o", "--json"))
     if options["batch"] == "max" and options["micro_batch"] is not None:
-        raise OptionError("--micro-batch: cuts a batch of a known size; give a number with --batch")
+        raise OptionError("--micro-batch: it needs a batch of known size. Give a number with --batch.")
     from poetopt.report.summary import next_command
 
     with live_progress() as listener:
@@ -64,13 +64,13 @@ def solve(model: ModelArgument, out: PlanOutOption = None, json: JsonOption = No
 
 @sharing(
     Option(
-        "out", str | None, None, "FILE.sqlite", "The results, which a later run adds to; default: beside the sweep.",
+        "out", str | None, None, "FILE.sqlite", "The results; later runs add to them; default: beside the sweep.",
         None, "-o --out",
     ),
     Option(
-        "scheduler", str | None, None, "tcp://HOST:PORT", "A dask scheduler; default: processes here.", None,
+        "scheduler", str | None, None, "tcp://HOST:PORT", "A dask scheduler; default: local processes.", None,
     ),
-    Option("workers", int | None, None, "N", "How many processes here; default: one a processor.", None, least=1),
+    Option("workers", int | None, None, "N", "Number of local processes; default: one a processor.", None, least=1),
 )  # fmt: skip
 def sweep(
     file: Annotated[str, typer.Argument(metavar="SWEEP.toml", help="Models, devices, budgets, deadlines and methods.")],
@@ -81,20 +81,20 @@ def sweep(
     from poetopt.api.sweeps import ERROR
 
     check_outputs([file], {"-o": options["out"], "--json": json})
-    with _told("starting workers") as told:
-        found = po.sweep(file, **options, told=told)
-    write_json(found.to_dict(), json)
-    say(str(found), unless=[json])
-    if found.lost:
-        point, reason = found.lost[0]
+    with _told("starting workers") as progress:
+        results = po.sweep(file, **options, told=progress)
+    write_json(results.to_dict(), json)
+    say(str(results), unless=[json])
+    if results.lost:
+        point, reason = results.lost[0]
         raise ExecutionError(
-            f"{len(found.lost)} of {found.total} points have no row (the first: {point}: {reason}); give the same "
-            "command again to try them again"
+            f"{len(results.lost)} of {results.total} points have no row (the first: {point}: {reason}). Repeat the "
+            "command to try them again."
         )
-    if found.rows and all(row["status"] == ERROR for row in found.rows):
+    if results.rows and all(row["status"] == ERROR for row in results.rows):
         raise ExecutionError(
-            f"all {len(found.rows)} rows are errors (the first: {found.rows[0]['reason']}); correct the "
-            "sweep, and give another -o, as these rows stay"
+            f"all {len(results.rows)} rows are errors (the first: {results.rows[0]['reason']}). Correct the "
+            "sweep, and give another -o: these rows stay."
         )
     return 0
 
@@ -102,57 +102,58 @@ def sweep(
 @sharing(
     *COMPARING,
     replace(
-        TIME_LIMIT, default="12s", help="For one solve, of methods with a proof; POET also gets what the others left."
+        TIME_LIMIT, default="12s",
+        help="Limit of one solve, for methods with a proof; POET also gets the time that others left.",
     ),
     GAP,
     Option(
         "ram", str, "20%..100%/9", "BUDGETS", "20%..100%/9 (nine budgets), 3MB..9MB/4, or a list: 30%,50%,4MB.", None,
     ),
-    Option("methods", str, "all", "all|A,B", "The methods; all of them by default.", None),
+    Option("methods", str, "all", "all|A,B", "The methods to compare.", None),
     PICTURE,
-    Option("plans", str | None, None, "FOLDER", "Write every plan there, as METHOD-BUDGET.json, for `run`.", None),
+    Option("plans", str | None, None, "FOLDER", "Write every plan to this folder, as METHOD-BUDGET.json.", None),
 )  # fmt: skip
 def compare(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Compare the schedulers of the literature with POET: same budgets, same simulator."""
     out, plans = _picture(model, json, options), options.pop("plans")
     if plans is not None:
         if not plans:
-            raise OptionError("--plans '': the name of the folder is empty; give one")
+            raise OptionError("--plans '': the name of the folder is empty. Give a name.")
         if os.path.exists(plans) and not os.path.isdir(plans):
-            raise OptionError(f"--plans {plans}: there is a file of that name; give a folder")
+            raise OptionError(f"--plans {plans}: a file has that name. Give a folder.")
         check_folder(plans)
-    with _told() as told:
-        found = po.compare(model, told=lambda name, budget: told(f"{name} at {budget:,} B"), **options)
+    with _told() as progress:
+        comparison = po.compare(model, told=lambda name, budget: progress(f"{name} at {budget:,} B"), **options)
     if plans is not None:
-        _save_plans(found, plans)
+        _save_plans(comparison, plans)
     if out is not None:
         from poetopt.report.plots import save_comparison
 
-        save_comparison(found, out)
+        save_comparison(comparison, out)
     from poetopt.report.comparison import comparison_lines
 
-    write_json(found.to_dict(), json)
+    write_json(comparison.to_dict(), json)
     after = f"poetopt show {plans}/..." if plans is not None else _solve_command(model, options)
-    say("\n".join(comparison_lines(found, after)), unless=[json])
+    say("\n".join(comparison_lines(comparison, after)), unless=[json])
     return 0
 
 
 @sharing(
     *COMPARING,
     Option("points", int, 14, "N", "At most this many points.", None, least=2, most=1000),
-    replace(TIME_LIMIT, default="230s", help="Take up no new point after that."),
+    replace(TIME_LIMIT, default="230s", help="Begin no new point after this time."),
     replace(GAP, default="2%"),
     PICTURE,
 )
 def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     """Draw the least energy against RAM, refined where it bends, with the proof of each point."""
     out = _picture(model, json, options)
-    with _told() as told:
+    with _told() as progress:
         try:
             front = po.pareto(
                 model,
                 **options,
-                told=lambda budget, why: told(f"{budget:,} B: {why}"),
+                told=lambda budget, why: progress(f"{budget:,} B: {why}"),
             )
         except (InfeasibleError, NoScheduleError) as error:
             if error.report is not None:
@@ -171,16 +172,17 @@ def pareto(model: ModelArgument, json: JsonOption = None, **options: Any) -> int
 
 @sharing(
     *FITTING,
-    replace(TIME_LIMIT, default="5s", help="For the search of each row."),
+    replace(TIME_LIMIT, default="5s", help="Limit of the search for each row."),
     Option(
-        "memory", list[str] | None, None, "SIZE", "RAM for all of a step; may be repeated; default: the device's.",
+        "memory", list[str] | None, None, "SIZE", "RAM of a whole step; may be repeated; default: the device's.",
         None,
     ),
     Option(
         "batches", str | None, None, "1,2,4", "Batches; default: powers of two, as far as they fit.", None,
     ),
     Option(
-        "overhead", str | None, None, "PERCENT", "Look for the largest batch with at most this much more energy.", None,
+        "overhead", str | None, None, "PERCENT",
+        "Find the largest batch with at most this much more energy than store-all.", None,
     ),
 )  # fmt: skip
 def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
@@ -193,23 +195,25 @@ def fit(model: ModelArgument, json: JsonOption = None, **options: Any) -> int:
     check_outputs([model], {"--json": json})
     most = CHEAP if overhead is None else parse_fraction(overhead, option="--overhead")
     sizes = [size for text in memory or () for size in text.split(",")]
-    asked = [parse_whole(batch, option="--batches", least=1) for batch in (batches or "").split(",") if batch.strip()]
-    with _told() as told:
-        rows = what_fits(model, memory=sizes, batches=asked, overhead=overhead, told=told, **options)
+    sizes_of_batches = [
+        parse_whole(batch, option="--batches", least=1) for batch in (batches or "").split(",") if batch.strip()
+    ]
+    with _told() as progress:
+        rows = what_fits(model, memory=sizes, batches=sizes_of_batches, overhead=overhead, told=progress, **options)
     title = f"{model} on {options['device']}"
     write_json({"rows": [row.to_dict() for row in rows]}, json)
     say("\n".join(fits_lines(title, rows, most, f"poetopt solve {model} --device {options['device']}")), unless=[json])
     return 0
 
 
-def _save_plans(found: Comparison, folder: str) -> None:
+def _save_plans(comparison: Comparison, folder: str) -> None:
     from poetopt.plan import codec
 
     os.makedirs(folder, exist_ok=True)
-    rows = {(row.method, row.ram_budget_bytes): row for row in found.rows}
-    for (name, budget), plan in sorted(found.plans.items(), key=lambda entry: entry[0]):
+    rows = {(row.method, row.ram_budget_bytes): row for row in comparison.rows}
+    for (name, budget), plan in sorted(comparison.plans.items(), key=lambda entry: entry[0]):
         path = os.path.join(folder, f"{name}-{budget}.json")
-        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=found.deadline_s)
+        codec.save(plan, path, rows[name, budget].to_dict(), ram_bytes=budget, deadline_s=comparison.deadline_s)
 
 
 def _solve_command(model: str, options: Mapping[str, Any]) -> str:

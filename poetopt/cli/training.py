@@ -55,15 +55,17 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
         say_meanwhile(epoch_text(position, of), unless=[json])
 
     with ExitStack() as stack:
-        told = stack.enter_context(doing("reading the plan and its model"))
-        made = stack.enter_context(_prepared(plan, where, workdir, options["check"], validate is not None, told))
-        check_outputs([made.graph.source], {"-o": out})
-        check_optimizer(made.graph.optimizer, optimizer, plan)
+        progress = stack.enter_context(doing("reading the plan and its model"))
+        prepared_step = stack.enter_context(
+            _prepared(plan, where, workdir, options["check"], validate is not None, progress)
+        )
+        check_outputs([prepared_step.graph.source], {"-o": out})
+        check_optimizer(prepared_step.graph.optimizer, optimizer, plan)
         from poetopt.training.loop import DivergedError
 
         schedule = options["lr_schedule"]
         trainer = stack.enter_context(
-            po.Trainer(made, **where, **rates, lr_schedule=schedule, seed=seed, workdir=workdir, told=told)
+            po.Trainer(prepared_step, **where, **rates, lr_schedule=schedule, seed=seed, workdir=workdir, told=progress)
         )
         trainer.check_export(out, training_form=training_form)
         diverged: DivergedError | None = None
@@ -71,7 +73,7 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
             "epochs", "batch_order", "checkpoint", "every", "resume", "keep", "patience", "log", "augment", "meter",
         )  # fmt: skip
         try:
-            ended = trainer.fit(
+            result = trainer.fit(
                 data, validate=validate, metrics=options["metrics"] or (), after_epoch=after_epoch,
                 noted=lambda text: say_meanwhile(f"note: {text}", unless=[json]),
                 **{name: options[name] for name in fitting},
@@ -79,58 +81,60 @@ def work(plan: str, json: str | None, out: str, data: str, validate: str | None,
         except DivergedError as error:
             if error.ended is None:
                 raise
-            diverged, ended = error, error.ended
-        told("writing the trained network")
+            diverged, result = error, error.ended
+        progress("writing the trained network")
         try:
             trainer.export(out, training_form=training_form)
         except OutputError as error:
-            raise OutputError(f"{error}. {_kept(trainer, ended)}") from error
+            raise OutputError(f"{error}. {_kept(trainer, result)}") from error
         graph = trainer.graph
         checked = 0
         if validate is not None and not training_form:
-            told("the written network beside what validation said")
-            checked = _check_written(out, made, validate, ended, told)
-    write_json(document(graph, ended, trained=out, checked_rows=checked), json)
-    say(trained_text(graph, ended, out, checked), unless=[json])
+            progress("checking the written network")
+            checked = _check_written(out, prepared_step, validate, result, progress)
+    write_json(document(graph, result, trained=out, checked_rows=checked), json)
+    say(trained_text(graph, result, out, checked), unless=[json])
     if diverged is not None:
         raise diverged
     return 0
 
 
-def _check_written(out: str, made: Prepared, validate: str, ended: Trained, told: Told) -> int:
+def _check_written(out: str, prepared_step: Prepared, validate: str, result: Trained, progress: Told) -> int:
     """Return the rows on which the written file alone agrees with the validation; 0 if its outputs can't be compared.
 
     Raises ExecutionError if they differ.
     """
     from poetopt.api import apart
 
-    said = next((one for one in ended.validations if one["epoch"] == ended.kept), None)
-    found = apart.evaluated(out, made, validate, told=told)
-    if found is None or said is None:
+    validation = next((one for one in result.validations if one["epoch"] == result.kept), None)
+    evaluation = apart.evaluated(out, prepared_step, validate, told=progress)
+    if evaluation is None or validation is None:
         return 0
-    was, now = said["accuracy"], found.accuracy
+    was, now = validation["accuracy"], evaluation.accuracy
     if was is None or now is None:
-        was, now = said["loss"] or 0.0, found.loss
+        was, now = validation["loss"] or 0.0, evaluation.loss
         near = abs(now - was) <= NEAR * abs(was)
     else:
-        near = abs(now - was) * found.rows <= max(1, NEAR * found.rows)
+        near = abs(now - was) * evaluation.rows <= max(1, NEAR * evaluation.rows)
     if not near:
         raise ExecutionError(
-            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and validation said {was:.6g}; what "
-            "it holds isn't what was trained: report it, with the model"
+            f"{out}: alone, in onnxruntime, it gives {now:.6g} on {validate}, and the validation gave {was:.6g}. "
+            "The file isn't the trained network. Please report it, with the model."
         )
-    return found.rows
+    return evaluation.rows
 
 
-def _kept(trainer: Trainer, ended: Trained) -> str:
+def _kept(trainer: Trainer, result: Trained) -> str:
     """Return where the trained parameters are, if they couldn't be written as ONNX."""
-    if ended.checkpoint:
-        return f"What was trained is in {ended.checkpoint}: the same command with --resume writes it"
+    if result.checkpoint:
+        return f"What was trained is in {result.checkpoint}: the same command with --resume writes it"
     try:
-        kept = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
+        saved = trainer.save(tempfile.mkdtemp(prefix="poetopt-trained-"))
     except OSError as error:
-        return f"What was trained couldn't be kept elsewhere either ({error}): give --checkpoint FOLDER"
-    return f"What was trained is in {kept}: po.Trainer(PLAN).load({str(kept.parent)!r}) reads it, and .export writes it"
+        return f"The trained parameters couldn't be saved elsewhere either ({error}). Give --checkpoint FOLDER."
+    return (
+        f"What was trained is in {saved}: po.Trainer(PLAN).load({str(saved.parent)!r}) reads it, and .export writes it"
+    )
 
 
 def _train_in_c(
@@ -138,7 +142,7 @@ def _train_in_c(
     on: str,
     data: str,
     out: str,
-    said: Mapping[str, float | None],
+    rates: Mapping[str, float | None],
     course: Mapping[str, Any],
     optimizer: str | None,
     where: Mapping[str, Any],
@@ -148,50 +152,54 @@ def _train_in_c(
     from poetopt.report.on_device import device_fit_text
 
     target(on, "--on")
-    given = {name: value for name, value in said.items() if value is not None}
-    with doing("reading the plan and its model") as told:
+    hyperparameters = {name: value for name, value in rates.items() if value is not None}
+    with doing("reading the plan and its model") as progress:
         loaded = po.load_plan(plan, **where)
         graph = loaded.plan.problem.graph
         if graph is not None:
             check_outputs([graph.source], {"-o": out})
             check_optimizer(graph.optimizer, optimizer, plan)
-        told(f"compiling the steps for {on} and running them")
-        ended = po.fit_on(
-            loaded, on, data, hyperparameters=given, out=out, **where, told=told,
+        progress(f"compiling the steps for {on} and running them")
+        result = po.fit_on(
+            loaded, on, data, hyperparameters=hyperparameters, out=out, **where, told=progress,
             **course,
         )  # fmt: skip
-    write_json(document(loaded.plan.problem.graph, ended, trained=out if ended.steps.ok else None), json)
-    say(device_fit_text(loaded.plan, ended, out), unless=[json])
-    if not ended.steps.ok:
-        raise ExecutionError(ended.steps.message)
+    write_json(document(loaded.plan.problem.graph, result, trained=out if result.steps.ok else None), json)
+    say(device_fit_text(loaded.plan, result, out), unless=[json])
+    if not result.steps.ok:
+        raise ExecutionError(result.steps.message)
     return 0
 
 
 @contextmanager
 def _prepared(
-    plan: str, where: Mapping[str, Any], workdir: str | None, check: bool, evaluates: bool, told: Told
+    plan: str, where: Mapping[str, Any], workdir: str | None, check: bool, evaluates: bool, progress: Told
 ) -> Iterator[Prepared]:
     """Yield the step, prepared and, if asked for, compared with ordinary training, in another process."""
     from poetopt.api import apart
 
     try:
         with apart.prepared(
-            plan, **where, workdir=workdir, check=check, evaluates=evaluates, told=told
-        ) as (made, found):  # fmt: skip
-            if found is not None and found.message:
-                raise ExecutionError(found.message)
-            yield made
+            plan, **where, workdir=workdir, check=check, evaluates=evaluates, told=progress
+        ) as (prepared_step, compared):  # fmt: skip
+            if compared is not None and compared.message:
+                raise ExecutionError(compared.message)
+            yield prepared_step
     except OtherRuntimeError as error:
         raise PlanError(
-            f"{plan}: it is a plan for kernels in C, which onnxruntime lacks; add --on host, or solve with "
+            f"{plan}: the plan is for kernels in C, which onnxruntime lacks. Add --on host, or solve with "
             "--runtime onnxruntime"
         ) from error
 
 
-def check_optimizer(has: str, asked: str | None, plan: str) -> None:
+def check_optimizer(has: str, requested: str | None, plan: str) -> None:
     """Raise OptionError if the requested optimizer isn't that of the plan's step."""
-    if asked is None or asked == has or (asked, has) == ("sgd", "none"):
+    if requested is None or requested == has or (requested, has) == ("sgd", "none"):
         return
-    what = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
-    remedy = f"solve again with --optimizer {asked}" if asked in NAMES[1:] else f"leave --optimizer {asked} out"
-    raise OptionError(f"--optimizer {asked}: the step of {plan} {what}; {remedy}, or train with what the plan has")
+    description = "ends with gradients, and plain descent follows it" if has == "none" else f"updates by {has}"
+    remedy = (
+        f"solve again with --optimizer {requested}" if requested in NAMES[1:] else f"leave --optimizer {requested} out"
+    )
+    raise OptionError(
+        f"--optimizer {requested}: the step of {plan} {description}; {remedy}, or train with the plan's optimizer"
+    )

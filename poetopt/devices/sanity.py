@@ -90,7 +90,7 @@ def contradictions(figures: Mapping[str, Figure]) -> tuple[list[str], list[str]]
     """Return contradictions between figures: errors, and notes on those within the paper's constants."""
     errors: list[str] = []
     notes: list[str] = []
-    for involved, reason in _find_contradictions(figures):
+    for involved, reason in _contradicting_figures(figures):
         verbatim = all(figures[name].kind is Kind.PAPER for name in involved)
         (notes if verbatim else errors).append(reason + ("; kept, as the authors released it" if verbatim else ""))
     return errors, notes
@@ -145,7 +145,7 @@ def _four_digits(value: Fraction) -> str:
     return f"{Decimal(value.numerator) / Decimal(value.denominator):.4g}"
 
 
-def _find_contradictions(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
+def _contradicting_figures(figures: Mapping[str, Figure]) -> Iterator[tuple[tuple[str, ...], str]]:
     value = {name: float(figure.value) for name, figure in figures.items()}
     bus = value.get("storage_bus_bytes_per_s")
     for rate in ("page_in_bytes_per_s", "page_out_bytes_per_s"):

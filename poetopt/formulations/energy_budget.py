@@ -81,7 +81,7 @@ def energy_budget(energy_j: float) -> Block:
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
     """A multiple is one of a step; joules are divided by the steps that they are for."""
-    limit = parse_energy(value, option="--with energy-limit=")
+    limit = parse_energy(value, option="--energy-limit")
     return energy_budget(limit.times * problem.baseline_energy_j if isinstance(limit, Factor) else limit / steps)
 
 

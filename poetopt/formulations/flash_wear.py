@@ -62,7 +62,7 @@ def flash_wear(written_bytes: int) -> Block:
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
-    return flash_wear(parse_size(value, option="--with flash-wear=") // steps)
+    return flash_wear(parse_size(value, option="--block flash-wear=") // steps)
 
 
 option = BlockOption("SIZE", _option, "10MB")

@@ -1,4 +1,4 @@
-"""Blocks by name and value, as `--with static-power=0.5W` asks for them.
+"""Blocks by name and value, as `--block static-power=0.5W` asks for them.
 
 A package adds one through the entry point group `poetopt.blocks`: the entry point's name is what stands before the
 equals sign, its object a `BlockOption`.
@@ -116,8 +116,8 @@ def with_options(chosen: Formulation, asked: Sequence[str | Block], problem: Pro
             block = made(name, value, problem, steps)
         except (FormulationError, OptionError) as error:
             told = str(error)
-            raise OptionError(told if told.startswith("--") else f"--with {entry}: {told}") from error
+            raise OptionError(told if told.startswith("--") else f"--block {entry}: {told}") from error
         if block.name in (other.name for other in blocks):
-            raise OptionError(f"--with {entry}: such a block is asked for already; give it once")
+            raise OptionError(f"--block {entry}: such a block is asked for already; give it once")
         blocks.append(block)
     return chosen.with_block(*blocks) if blocks else chosen

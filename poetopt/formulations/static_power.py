@@ -65,7 +65,7 @@ def static_power(power_w: float) -> Block:
 
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
-    return static_power(parse_watts(value, option="--with static-power="))
+    return static_power(parse_watts(value, option="--block static-power="))
 
 
 option = BlockOption("WATTS", _option, "0.5W")

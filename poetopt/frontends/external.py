@@ -74,7 +74,7 @@ def opened(what: str, folder: Path, location: str, *, allow_symlinks: bool) -> I
         if not allow_symlinks and not _lies_in(folder, path, file.fileno()):
             raise ModelError(
                 f"{what}: external data at {location!r} is a symbolic link out of the model's folder. Copy the file "
-                "there, or allow such links with --with allow-symlinks (caches such as Hugging Face's use them)"
+                "there, or allow such links with --allow-symlinks (caches such as Hugging Face's use them)"
             )
         yield file
 

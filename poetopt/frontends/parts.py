@@ -21,7 +21,7 @@ from poetopt.util.errors import ModelError, OptionError
 if TYPE_CHECKING:
     from poetopt.frontends.problem_file import ProblemFile
 
-STATISTICS = "--with micro-batch-statistics"
+STATISTICS = "--micro-batch-statistics"
 
 
 def in_parts(read: Callable[[ReadOptions], Graph | ProblemFile], options: ReadOptions) -> Graph:

@@ -6,7 +6,7 @@
     --value sr=16000                 an input that becomes a constant
     --train 'fc.*'                   the parameters to train
     --micro-batch 4                  the number of parts of the batch
-    --with allow-symlinks            weights may lie outside of the model's folder, behind symbolic links
+    --allow-symlinks                 weights may lie outside of the model's folder, behind symbolic links
 
 A plan file stores them (`to_recipe`), so that its model is read in the same way again, except the permission for links,
 which the reader of the plan has to give.

@@ -69,6 +69,8 @@ MOST_INSTRUCTIONS = 1_000_000
 STREAM = "stream"
 """Name of a compute by a variant: a program that knows no variants then rejects it."""
 _ACTIONS = {str(action): action for action in Action}
+UPDATES_KEY = "closing"
+"""Key of the updates that follow the last part of a batch."""
 _NOWHERE: list[int] = []
 """Offsets of an instruction that allocates nothing."""
 
@@ -111,7 +113,7 @@ def to_json(
         "budget": {"ram_bytes": ram_bytes, "deadline_s": deadline_s},
         "device": BLOCKS["device"].row(problem),
         **_tables(problem),
-        **({} if problem.closing is None else {"closing": _tables(problem.closing)}),
+        **({} if problem.closing is None else {UPDATES_KEY: _tables(problem.closing)}),
         "inputs_at": offsets[0] if offsets else None,
         "instructions": [
             [*_row_head(step), *(offsets[index + 1] if offsets else ())] for index, step in enumerate(plan.instructions)
@@ -270,7 +272,7 @@ def _schema() -> type[BaseModel]:
     tables: dict[str, Any] = {key: (parts[key], ...) for key in ("tensors", "operators")}
     closing = create_model("Closing", __config__=strict, **tables)
     definitions: dict[str, Any] = {key: (kind, ...) for key, kind in parts.items()}
-    definitions["closing"] = (closing | None, None)
+    definitions[UPDATES_KEY] = (closing | None, None)
     return create_model("PlanTable", __config__=strict, **definitions)
 
 
@@ -297,16 +299,17 @@ def _problem(top: Any) -> Problem:
     tensors, operators = table(ProblemTensor), table(ProblemOperator)
     shared = {key: value for name, block in BLOCKS.items() for key, value in block.given(getattr(top, name)).items()}
 
-    def build(rows: Any, **extra: Any) -> Problem:
+    def build(rows: Any, updates: Problem | None, **extra: Any) -> Problem:
         return Problem(
             tensors=tuple(map(tensors.value, rows.tensors)),
             operators=tuple(map(operators.value, rows.operators)),
+            closing=updates,
             **{**shared, **extra},
         )
 
+    update_rows = getattr(top, UPDATES_KEY)
     try:
-        updates = None if top.closing is None else build(top.closing, **CLOSING)
-        return build(top, closing=updates)
+        return build(top, None if update_rows is None else build(update_rows, None, **CLOSING))
     except ProblemError as error:
         raise PlanError(f"{error}. The file is damaged") from error
 

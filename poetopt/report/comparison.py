@@ -48,9 +48,9 @@ def _front_cost(front: Front) -> str:
         return ""
     first, last = front.points[0], front.points[-1]
     most, ram = show_joules(first.overhead_j), show_bytes(first.ram_budget_bytes, 4)
-    more = share(first.overhead_j, front.problem.baseline_energy_j)
+    more_share = share(first.overhead_j, front.problem.baseline_energy_j)
     least, last_ram = show_joules(last.overhead_j), show_bytes(last.ram_budget_bytes, 4)
-    return f"{most} ({more}) more energy a step than store-all in {ram}, {least} in {last_ram}"
+    return f"{most} ({more_share}) more energy a step than store-all in {ram}, {least} in {last_ram}"
 
 
 def _front_proof(front: Front) -> str:
@@ -78,7 +78,7 @@ SAME = 1e-9
 """Relative difference of sums of the same joules in another order."""
 
 
-def comparison_lines(found: Comparison, after: str = "") -> list[str]:
+def comparison_lines(comparison: Comparison, after: str = "") -> list[str]:
     """Return a comparison for people: the answer in four lines, all overheads side by side, with `--verbose` the rest.
 
     Parameters
@@ -86,47 +86,47 @@ def comparison_lines(found: Comparison, after: str = "") -> list[str]:
     after
         What to do next.
     """
-    problem = found.problem
+    problem = comparison.problem
     title = f"{problem.name} on {problem.device}: {len(problem.operators)} operators"
-    title += f", {len(found.rows)} rows in {show_seconds(found.total_s)}"
-    rows = answer(_comparison_fit(found), _comparison_cost(found), _comparison_proof(found), after)
+    title += f", {len(comparison.rows)} rows in {show_seconds(comparison.total_s)}"
+    rows = answer(_comparison_fit(comparison), _comparison_cost(comparison), _comparison_proof(comparison), after)
     lines = [*table(title, rows).split("\n"), ""]
-    lines += ["energy over store-all's in %, by RAM in % of store-all", *_summary(found)]
+    lines += ["energy over store-all's in %, by RAM in % of store-all", *_summary(comparison)]
     if not all_shown():
         return [*lines, "--verbose adds a table for each budget: peaks, times, moves, proofs, and reasons of failures"]
-    for budget in found.budgets:
-        here = [row for row in found.rows if row.ram_budget_bytes == budget]
-        of_all = show_share(budget / found.store_all_peak_bytes) if found.store_all_peak_bytes else ""
+    for budget in comparison.budgets:
+        rows_of_budget = [row for row in comparison.rows if row.ram_budget_bytes == budget]
+        of_all = show_share(budget / comparison.store_all_peak_bytes) if comparison.store_all_peak_bytes else ""
         lines += ["", f"RAM {budget:,} B ({show_bytes(budget)}, {of_all} of store-all)"]
-        lines += columns([HEADER, *different]) if (different := [*_different(here, found)]) else []
-        lines += _reasons(here)
-    return [*lines, *kinds_legend(row.scope for row in found.rows)]
+        lines += columns([HEADER, *different]) if (different := [*_different(rows_of_budget, comparison)]) else []
+        lines += _reasons(rows_of_budget)
+    return [*lines, *kinds_legend(row.scope for row in comparison.rows)]
 
 
-def _comparison_fit(found: Comparison) -> str:
-    problem, solved = found.problem, [row for row in found.rows if row.energy_j is not None]
+def _comparison_fit(comparison: Comparison) -> str:
+    problem, solved = comparison.problem, [row for row in comparison.rows if row.energy_j is not None]
     energy, time = show_joules(problem.baseline_energy_j), show_seconds(problem.baseline_time_s)
-    text = f"store-all takes {show_bytes(found.store_all_peak_bytes, 4)}, {energy} and {time}"
+    text = f"store-all takes {show_bytes(comparison.store_all_peak_bytes, 4)}, {energy} and {time}"
     if not solved:
         return f"{text}; no method found a plan"
     least = min(row.ram_budget_bytes for row in solved)
     fitting = [row.method for row in solved if row.ram_budget_bytes == least]
-    return f"{text}; {len(fitting)} of {len(found.methods)} methods have a plan in {show_bytes(least, 4)}"
+    return f"{text}; {len(fitting)} of {len(comparison.methods)} methods have a plan in {show_bytes(least, 4)}"
 
 
-def _comparison_cost(found: Comparison) -> str:
+def _comparison_cost(comparison: Comparison) -> str:
     """Return the methods of least overhead in the smallest budget with a plan."""
-    solved = [row for row in found.rows if row.overhead_j is not None]
+    solved = [row for row in comparison.rows if row.overhead_j is not None]
     least = min((row.ram_budget_bytes for row in solved), default=0)
     ranked = sorted((row for row in solved if row.ram_budget_bytes == least), key=lambda row: row.overhead_j or 0.0)
-    cells = [f"{row.method} {share(row.overhead_j or 0.0, found.problem.baseline_energy_j)}" for row in ranked[:2]]
+    cells = [f"{row.method} {share(row.overhead_j or 0.0, comparison.problem.baseline_energy_j)}" for row in ranked[:2]]
     return f"in {show_bytes(least, 4)} more energy than store-all: {', then '.join(cells)}" if cells else ""
 
 
-def _comparison_proof(found: Comparison) -> str:
-    solved = sum(row.energy_j is not None for row in found.rows)
-    optimal = sum(row.status == Status.OPTIMAL for row in found.rows)
-    close = sum(row.status == Status.WITHIN_GAP for row in found.rows)
+def _comparison_proof(comparison: Comparison) -> str:
+    solved = sum(row.energy_j is not None for row in comparison.rows)
+    optimal = sum(row.status == Status.OPTIMAL for row in comparison.rows)
+    close = sum(row.status == Status.WITHIN_GAP for row in comparison.rows)
     text = f"{optimal} of {solved} plans are optimal"
     return f"{text}, {close} more within the gap" if close else text
 
@@ -138,7 +138,7 @@ def kinds_legend(scopes: Iterable[str | None]) -> list[str]:
     return ["", f"kinds of schedules that proofs are about: {kinds}"] if kinds else []
 
 
-def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
+def _cells(row: ComparisonRow, comparison: Comparison) -> tuple[str, ...]:
     assert row.energy_j is not None
     assert row.overhead_j is not None
     assert row.peak_bytes is not None
@@ -148,7 +148,7 @@ def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
         row.method,
         show_joules(row.energy_j),
         show_joules(row.overhead_j),
-        share(row.overhead_j, found.problem.baseline_energy_j),
+        share(row.overhead_j, comparison.problem.baseline_energy_j),
         show_bytes(row.peak_bytes),
         show_seconds(row.makespan_s),
         str(row.recomputes),
@@ -161,12 +161,12 @@ def _cells(row: ComparisonRow, found: Comparison) -> tuple[str, ...]:
 TOOK = HEADER.index("took")
 
 
-def _different(rows: Sequence[ComparisonRow], found: Comparison) -> Iterator[tuple[str, ...]]:
+def _different(rows: Sequence[ComparisonRow], comparison: Comparison) -> Iterator[tuple[str, ...]]:
     """Yield the cells of each row with a plan; a row like an earlier one names that one's method instead."""
     first: dict[tuple[str, ...], str] = {}
     for row in rows:
         if row.energy_j is not None:
-            method, *figures = _cells(row, found)
+            method, *figures = _cells(row, comparison)
             same = first.setdefault((*figures[: TOOK - 1], *figures[TOOK:]), method)
             yield (
                 (method, *figures) if same == method else (method, *[""] * (TOOK - 1), figures[TOOK - 1], f"as {same}")
@@ -184,36 +184,36 @@ def _reasons(rows: Sequence[ComparisonRow]) -> list[str]:
     ]
 
 
-def _summary(found: Comparison) -> list[str]:
-    by_cell = {(row.method, row.ram_budget_bytes): row for row in found.rows}
-    head = ("method", *(f"{100 * budget / found.store_all_peak_bytes:.4g}" for budget in found.budgets))
+def _summary(comparison: Comparison) -> list[str]:
+    by_cell = {(row.method, row.ram_budget_bytes): row for row in comparison.rows}
+    head = ("method", *(f"{100 * budget / comparison.store_all_peak_bytes:.4g}" for budget in comparison.budgets))
     overheads = [head]
-    for name in found.methods:
+    for name in comparison.methods:
         cells = []
-        for budget in found.budgets:
+        for budget in comparison.budgets:
             row = by_cell[name, budget]
             if row.overhead_j is None:
                 cells.append("none" if row.status == "infeasible" else "failed")
             else:
-                cells.append(f"{100 * row.overhead_j / (found.problem.baseline_energy_j or 1.0):.3g}")
+                cells.append(f"{100 * row.overhead_j / (comparison.problem.baseline_energy_j or 1.0):.3g}")
         overheads.append((name, *cells))
     legend = "none: it has no plan there, by proof; failed: it found none, and one may exist"
     groups: dict[str, list[str]] = {}
-    for name, other in coinciding(found).items():
+    for name, other in coinciding(comparison).items():
         groups.setdefault(other, [other]).append(name)
     same = [f"the same at every budget: {' = '.join(group)}" for group in groups.values()]
     return [*columns(overheads), *same, legend]
 
 
-def coinciding(found: Comparison) -> dict[str, str]:
+def coinciding(comparison: Comparison) -> dict[str, str]:
     """Return the methods whose overheads are those of an earlier method at every budget, with that method.
 
     Methods without plans are left out.
     """
-    cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in found.rows}
-    overheads = {name: [cells.get((name, budget)) for budget in found.budgets] for name in found.methods}
-    told = [name for name in found.methods if any(overhead is not None for overhead in overheads[name])]
-    first = {name: next(other for other in told if _close(overheads[name], overheads[other])) for name in told}
+    cells = {(row.method, row.ram_budget_bytes): row.overhead_j for row in comparison.rows}
+    overheads = {name: [cells.get((name, budget)) for budget in comparison.budgets] for name in comparison.methods}
+    solved = [name for name in comparison.methods if any(overhead is not None for overhead in overheads[name])]
+    first = {name: next(other for other in solved if _close(overheads[name], overheads[other])) for name in solved}
     return {name: other for name, other in first.items() if other != name}
 
 
@@ -276,7 +276,7 @@ def fits_lines(title: str, rows: Sequence[Fits], most: float, command: str) -> l
     head = ("memory", "batch", "step takes", "store-all", "energy/sample", "overhead", "time/sample")
     cells: list[tuple[str, ...]] = [head]
     for row in rows:
-        known = row.energy_j is not None and row.time_s is not None and row.overhead is not None
+        is_solved = row.energy_j is not None and row.time_s is not None and row.overhead is not None
         figures = (
             show_bytes(row.total_ram_bytes or 0),
             "" if row.ordinary_ram_bytes is None else show_bytes(row.ordinary_ram_bytes),
@@ -284,7 +284,7 @@ def fits_lines(title: str, rows: Sequence[Fits], most: float, command: str) -> l
             show_share(row.overhead or 0.0),
             show_seconds(row.time_s or 0.0),
         )
-        shown = figures if known else ("doesn't fit", *[""] * (len(figures) - 1))
+        shown = figures if is_solved else ("doesn't fit", *[""] * (len(figures) - 1))
         cells.append((show_bytes(row.memory_bytes), str(row.batch), *shown))
     memories = dict.fromkeys(row.memory_bytes for row in rows)
     advices = {size: advised([row for row in rows if row.memory_bytes == size], most) for size in memories}

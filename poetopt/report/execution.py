@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from poetopt.training.in_c import DeviceFit
 
 
-def document(graph: TrainingGraph | None, ended: Figures, **more: object) -> dict[str, object]:
+def document(graph: TrainingGraph | None, result: Figures, **more: object) -> dict[str, object]:
     """Return the object of `run --json` and `train --json`: the figures, and the important notes."""
-    return {**ended.to_dict(), **more, "important": notes.document(graph.notes if graph else ())}
+    return {**result.to_dict(), **more, "important": notes.document(graph.notes if graph else ())}
 
 
 def epoch_text(position: Position, epochs: int) -> str:
@@ -41,7 +41,7 @@ def epoch_text(position: Position, epochs: int) -> str:
     return text
 
 
-def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 0) -> str:
+def trained_text(graph: TrainingGraph, trained: Trained, out: str, checked: int = 0) -> str:
     """Return the summary of `poetopt train`.
 
     Parameters
@@ -49,36 +49,36 @@ def trained_text(graph: TrainingGraph, ended: Trained, out: str, checked: int = 
     checked
         Rows on which the written file gave the accuracy, or the loss, of the validation.
     """
-    cost = f"{show_seconds(ended.seconds)} in all, {show_seconds(ended.step_s)} a step"
-    result = _result(ended)
+    cost = f"{show_seconds(trained.seconds)} in all, {show_seconds(trained.step_s)} a step"
+    result = _result(trained)
     if checked:
         result += f"; {out} gives the same, alone in onnxruntime, on {checked:,} rows"
-    fit = f"process {process_words(ended.total_ram_bytes, ended.process_peak_bytes)}"
+    fit = f"process {process_words(trained.total_ram_bytes, trained.process_peak_bytes)}"
     rows = answer(fit, cost, after=f"{out} is the trained network; any ONNX runtime runs it", result=result)
-    if len(ended.validations) > 1:
-        first = ended.validations[0]
+    if len(trained.validations) > 1:
+        first = trained.validations[0]
         rows.append(("validation", f"{_validation(first)} after epoch {first['epoch']}"))
-    if ended.kept != ended.epochs:
-        rows.append(("kept", f"epoch {ended.kept}, the best of {ended.epochs}"))
-    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
-    rows += left_out_rows(ended)
-    if ended.resumed_at:
-        rows.append(("note", f"resumed after step {ended.resumed_at:,}"))
-    rows += [("note", text) for text in ended.changed]
-    rows += [("note", f"a damaged checkpoint was passed over: {fault}") for fault in ended.passed_over]
+    if trained.kept != trained.epochs:
+        rows.append(("kept", f"epoch {trained.kept}, the best of {trained.epochs}"))
+    rows += [] if trained.energy is None else [("energy", str(trained.energy))]
+    rows += left_out_rows(trained)
+    if trained.resumed_at:
+        rows.append(("note", f"resumed after step {trained.resumed_at:,}"))
+    rows += [("note", text) for text in trained.changed]
+    rows += [("note", f"a damaged checkpoint was passed over: {fault}") for fault in trained.passed_over]
     rows += network_rows(graph.notes)
-    steps = f"{count(ended.epochs, 'epoch')}, {count(ended.steps, 'step')} of {ended.batch}"
-    return table(f"{graph.source or graph.name}: {steps}, {optimizer_words(ended)}", rows)
+    steps = f"{count(trained.epochs, 'epoch')}, {count(trained.steps, 'step')} of {trained.batch}"
+    return table(f"{graph.source or graph.name}: {steps}, {optimizer_words(trained)}", rows)
 
 
-def _result(ended: Trained) -> str:
+def _result(trained: Trained) -> str:
     """Return the losses of the first and the last epoch, and the last validation."""
-    if not ended.losses:
+    if not trained.losses:
         return ""
-    text = f"loss {ended.losses[0]:.6g} in the first epoch, {ended.losses[-1]:.6g} in the last"
-    if not ended.validations:
+    text = f"loss {trained.losses[0]:.6g} in the first epoch, {trained.losses[-1]:.6g} in the last"
+    if not trained.validations:
         return text
-    last = ended.validations[-1]
+    last = trained.validations[-1]
     return f"{text}; validation {_validation(last)} after epoch {last['epoch']}"
 
 
@@ -87,17 +87,17 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def network_rows(found: Iterable[str]) -> list[Row]:
+def network_rows(network: Iterable[str]) -> list[Row]:
     """Return the row of the loss, and a row for each other important note on the network."""
-    loss, others = notes.loss_of(found)
+    loss, others = notes.loss_of(network)
     return [*([("loss", loss)] if loss else []), *notes.rows(others)]
 
 
-def _validation(found: Mapping[str, Any]) -> str:
-    parts = [f"loss {found['loss']:.6g}"]
-    parts += [] if found["accuracy"] is None else [f"accuracy {found['accuracy']:.2%}"]
-    known = ((name, value) for name, value in found.get("metrics", {}).items() if value is not None)
-    return ", ".join([*parts, *(f"{name} {value:.4g}" for name, value in known)])
+def _validation(validation: Mapping[str, Any]) -> str:
+    parts = [f"loss {validation['loss']:.6g}"]
+    parts += [] if validation["accuracy"] is None else [f"accuracy {validation['accuracy']:.2%}"]
+    metrics = ((name, value) for name, value in validation.get("metrics", {}).items() if value is not None)
+    return ", ".join([*parts, *(f"{name} {value:.4g}" for name, value in metrics)])
 
 
 FAR = 0.15
@@ -212,49 +212,49 @@ def predicted_words(predicted_s: float, step_s: float) -> str:
     return text
 
 
-def training_text(plan: Plan, ended: TrainingRun, after: str = "") -> str:
+def training_text(plan: Plan, run: TrainingRun, after: str = "") -> str:
     """Return the summary of `poetopt run --steps`; `after` is the next command."""
-    first, last = ended.losses[0], ended.losses[-1]
-    mean = fmean(ended.losses[-max(1, ended.steps // 10) :])
-    fit = f"process {process_words(ended.total_ram_bytes, ended.process_peak_bytes)}"
-    rows = answer(fit, _training_time(ended), _training_sameness(ended), after)
+    first, last = run.losses[0], run.losses[-1]
+    mean = fmean(run.losses[-max(1, run.steps // 10) :])
+    fit = f"process {process_words(run.total_ram_bytes, run.process_peak_bytes)}"
+    rows = answer(fit, _training_time(run), _training_sameness(run), after)
     rows.append(("losses", f"{first:.6g} in the first step, {last:.6g} in the last; mean of the last tenth {mean:.6g}"))
-    if ended.diverged_step:
-        rows.append(("note", diverged_words(ended)))
-    rows += [] if ended.energy is None else [("energy", str(ended.energy))]
+    if run.diverged_step:
+        rows.append(("note", diverged_words(run)))
+    rows += [] if run.energy is None else [("energy", str(run.energy))]
     rows += network_rows(said(plan))
-    rows += _wait_rows(ended.waited_share)
-    if ended.losses_name != "losses":
-        rows.append(("note", f"'losses' is called {ended.losses_name!r} here: a parameter has that name"))
-    rows.append(Exact(("memory", _training_memory(ended))))
-    if ended.process_base_bytes is not None:
-        rows.append(Exact(("process", process_base_words(ended.process_base_bytes))))
-    how = f"lr {ended.lr:g}" if ended.optimizer == "none" else optimizer_words(ended)
-    return table(f"{plan.problem.called}: {count(ended.steps, 'step')} of training, {how}", rows)
+    rows += _wait_rows(run.waited_share)
+    if run.losses_name != "losses":
+        rows.append(("note", f"'losses' is called {run.losses_name!r} here: a parameter has that name"))
+    rows.append(Exact(("memory", _training_memory(run))))
+    if run.process_base_bytes is not None:
+        rows.append(Exact(("process", process_base_words(run.process_base_bytes))))
+    optimizer = f"lr {run.lr:g}" if run.optimizer == "none" else optimizer_words(run)
+    return table(f"{plan.problem.called}: {count(run.steps, 'step')} of training, {optimizer}", rows)
 
 
-def optimizer_words(ended: Trained | TrainingRun | DeviceTraining) -> str:
+def optimizer_words(trained: Trained | TrainingRun | DeviceTraining) -> str:
     """Return the optimizer of the step and its hyperparameters, in words."""
-    return ", ".join([ended.optimizer, *(f"{name} {value:g}" for name, value in ended.hyperparameters.items())])
+    return ", ".join([trained.optimizer, *(f"{name} {value:g}" for name, value in trained.hyperparameters.items())])
 
 
-def left_out_rows(ended: Trained | DeviceFit) -> list[tuple[str, str]]:
+def left_out_rows(trained: Trained | DeviceFit) -> list[tuple[str, str]]:
     """Return a note on the rows of an epoch that fill no batch, if there are any."""
-    text = f"the last {ended.left_out} rows of each epoch fill no batch of {ended.batch}, and were left out"
-    return [("note", text)] if ended.left_out else []
+    text = f"the last {trained.left_out} rows of each epoch fill no batch of {trained.batch}, and were left out"
+    return [("note", text)] if trained.left_out else []
 
 
-def diverged_words(ended: TrainingRun) -> str:
+def diverged_words(run: TrainingRun) -> str:
     """Return the message on a loss that is no number."""
-    last = ended.last_finite_loss
+    last = run.last_finite_loss
     if last is None:
         return (
             "the loss is no number from the first step on: nothing was learned, however equal the bits are; look for "
             "values in the data or the parameters that are none"
         )
     return (
-        f"the loss diverged: it is no number from step {ended.diverged_step} on, the last before was {last:.6g}; "
-        f"nothing useful was learned, however equal the bits are. Take a smaller --lr than {ended.lr:g}, or look at "
+        f"the loss diverged: it is no number from step {run.diverged_step} on, the last before was {last:.6g}; "
+        f"nothing useful was learned, however equal the bits are. Take a smaller --lr than {run.lr:g}, or look at "
         "the data"
     )
 
@@ -264,32 +264,32 @@ def said(plan: Plan) -> tuple[str, ...]:
     return plan.problem.graph.notes if plan.problem.graph else ()
 
 
-def _training_time(ended: TrainingRun) -> str:
-    text = f"{show_seconds(ended.step_s)} a step here"
-    if ended.reference_step_s is not None:
-        text += f"; without the schedule, node by node, {show_seconds(ended.reference_step_s)}"
+def _training_time(run: TrainingRun) -> str:
+    text = f"{show_seconds(run.step_s)} a step here"
+    if run.reference_step_s is not None:
+        text += f"; without the schedule, node by node, {show_seconds(run.reference_step_s)}"
     return text
 
 
-def _training_sameness(ended: TrainingRun) -> str:
-    if ended.bit_identical is None:
+def _training_sameness(run: TrainingRun) -> str:
+    if run.bit_identical is None:
         return "nothing was compared; --check 1 compares every step with ordinary training"
-    if ended.bit_identical:
-        which = "every loss" if ended.checked == ended.steps else f"the losses of {ended.checked} steps"
+    if run.bit_identical:
+        losses = "every loss" if run.checked == run.steps else f"the losses of {run.checked} steps"
         return (
-            f"{which}, and all {len(ended.names)} parameters and statistics after each of them, bit for bit those of "
+            f"{losses}, and all {len(run.names)} parameters and statistics after each of them, bit for bit those of "
             "training without the schedule"
         )
-    return ended.message
+    return run.message
 
 
-def _training_memory(ended: TrainingRun) -> str:
-    text = f"arena {ended.arena_bytes:,} B"
-    if ended.measured_peak_bytes is not None and ended.kernel_workspace_bytes is not None:
-        text += f" + kernels {ended.kernel_workspace_bytes:,} B = peak {ended.measured_peak_bytes:,} B"
-    text += f"; budget {ended.budget_bytes:,} B"
+def _training_memory(run: TrainingRun) -> str:
+    text = f"arena {run.arena_bytes:,} B"
+    if run.measured_peak_bytes is not None and run.kernel_workspace_bytes is not None:
+        text += f" + kernels {run.kernel_workspace_bytes:,} B = peak {run.measured_peak_bytes:,} B"
+    text += f"; budget {run.budget_bytes:,} B"
     # the states of an optimizer inside the step are part of the arena
-    return text + (f"; {ended.optimizer} {ended.optimizer_bytes:,} B" if ended.optimizer_bytes else "")
+    return text + (f"; {run.optimizer} {run.optimizer_bytes:,} B" if run.optimizer_bytes else "")
 
 
 def _sameness(execution: Execution) -> str:
@@ -299,10 +299,10 @@ def _sameness(execution: Execution) -> str:
             if execution.bit_identical
             else f"{len(execution.different)} differ, by up to {execution.max_abs_diff:.3g}"
         )
-    what = f"{execution.gradients} gradients"
+    results = f"{execution.gradients} gradients"
     if execution.updated:
-        what = f"{execution.updated} updated parameters and states"
-    compared = f"{what}, the loss ({execution.loss:.6g})"
+        results = f"{execution.updated} updated parameters and states"
+    compared = f"{results}, the loss ({execution.loss:.6g})"
     if execution.statistics:
         compared += f" and {execution.statistics} statistics"
     if execution.bit_identical:

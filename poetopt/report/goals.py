@@ -43,8 +43,8 @@ class PartsTried(Figures):
 
     def to_dict(self) -> dict[str, object]:
         """Return an entry of `micro_batches_tried` of `solve --json`."""
-        found = super().to_dict()
-        return {"micro_batches": found.pop("parts"), **found, "why": self.why or None}
+        figures_of_parts = super().to_dict()
+        return {"micro_batches": figures_of_parts.pop("parts"), **figures_of_parts, "why": self.why or None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class LargestBatch(Figures):
 
     @property
     def proven(self) -> bool:
-        """Whether one sample more is proven to have no schedule, or can't be asked for."""
+        """Return whether one sample more is proven to have no schedule, or can't be asked for."""
         return self.batch == self.most if self.refused is None else self.refused == self.batch + 1
 
     def to_dict(self) -> dict[str, object]:
@@ -130,19 +130,19 @@ def training_run(
         return WholeTraining(steps=steps) if steps > 1 else None
     if steps != 1:
         raise OptionError(
-            f"--steps {steps}: --epochs and --samples say how many steps there are; leave out one of both"
+            f"--steps {steps}: --epochs and --samples define the number of steps already. Leave out one of them."
         )
     if samples is None:
-        raise OptionError(f"--epochs {epochs}: how many samples has an epoch? Say it with --samples N")
+        raise OptionError(f"--epochs {epochs}: the number of samples is missing. Give --samples N.")
     epochs = 1 if epochs is None else epochs
     for option, value in (("--epochs", epochs), ("--samples", samples)):
         if value < 1:
             raise OptionError(f"{option} {value}: must be at least 1")
     batch = batch_of(problem)
     if batch is None:
-        raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by; give --steps instead")
+        raise OptionError(f"--samples {samples}: {problem.name} has no batch to divide them by. Give --steps instead.")
     if samples < batch:
-        raise OptionError(f"--samples {samples}: a batch has {batch}; give more samples, or a smaller --batch")
+        raise OptionError(f"--samples {samples}: a batch has {batch}. Give more samples, or a smaller --batch.")
     steps = epochs * (samples // batch)
     return WholeTraining(steps=steps, epochs=epochs, samples=samples, batch=batch)
 
@@ -228,8 +228,10 @@ def advice(chosen: Fits | None, most: float = CHEAP) -> str:
     """Return a sentence on the batch that `advised` chose."""
     if chosen is None:
         return "no batch fits"
-    how = f"{show_share(chosen.overhead)} more energy than store-all" if chosen.overhead else "no more energy"
-    return f"batch {chosen.batch} fits with {how}" if chosen.cheap(most) else f"cheapest is batch {chosen.batch}, {how}"
+    cost = f"{show_share(chosen.overhead)} more energy than store-all" if chosen.overhead else "no more energy"
+    return (
+        f"batch {chosen.batch} fits with {cost}" if chosen.cheap(most) else f"cheapest is batch {chosen.batch}, {cost}"
+    )
 
 
 def clips(problem: Problem) -> bool:

@@ -107,8 +107,8 @@ class Needs:
         share = f" ({show_share(least / peak)} of store-all)" if peak else ""
         if least <= self.ram_bound_bytes:
             return f"the least RAM of a schedule is {bound}{share}: {binds}"
-        more = ", where the search was cut short" if self.least_ram_cut_short else ""
-        return f"schedules are known from {show_bytes(least, 4)}{share} on{more}; none below {bound}: {binds}"
+        remark = ", where the search was cut short" if self.least_ram_cut_short else ""
+        return f"schedules are known from {show_bytes(least, 4)}{share} on{remark}; none below {bound}: {binds}"
 
 
 def needs(problem: Problem) -> Needs:
@@ -162,11 +162,11 @@ def _live_at(plan: Plan, at: int, total_bytes: int, beside_bytes: int) -> tuple[
         machine.apply(effect)
     live = machine.resident.union(last.makes).difference(last.takes)
     workspace = last.extra_bytes + problem.nbytes(last.takes)
-    found = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
-    found += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
-    found.append(("kept from part to part", "parameters", beside_bytes))
-    found.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in found)))
-    return tuple(sorted((entry for entry in found if entry[2]), key=lambda entry: (-entry[2], entry[0])))
+    parts = [(problem.tensors[i].name, _kind(problem, i), problem.tensors[i].nbytes) for i in live]
+    parts += [("workspace", "workspace", workspace), ("kernels' own", "kernels", problem.reserve_bytes)]
+    parts.append(("kept from part to part", "parameters", beside_bytes))
+    parts.append(("gaps between buffers", "gaps", total_bytes - sum(nbytes for _, _, nbytes in parts)))
+    return tuple(sorted((entry for entry in parts if entry[2]), key=lambda entry: (-entry[2], entry[0])))
 
 
 def _kind(problem: Problem, tensor: int) -> str:
@@ -208,7 +208,7 @@ class Inspection:
     def to_dict(self) -> dict[str, object]:
         """Return plain data for JSON."""
         problem = self.needs.problem if self.needs else None
-        known = problem if self.device is not None else None
+        costed = problem if self.device is not None else None
         return {
             **self.contents,
             "unsupported": [{"node": name, "op": op} for name, op in self.unsupported],
@@ -216,7 +216,7 @@ class Inspection:
             "micro_batches": problem.parts if problem else None,
             "training": self.needs.to_dict() if self.needs else None,
             "paged": None if self.paged is None else _paged(self.paged),
-            **figures(known, ("flash_bytes", "device_ram_bytes", "baseline_time_s", "baseline_energy_j")),
+            **figures(costed, ("flash_bytes", "device_ram_bytes", "baseline_time_s", "baseline_energy_j")),
         }
 
     def __repr__(self) -> str:
@@ -240,15 +240,15 @@ class Inspection:
             What to do next, where a training step can be derived.
         """
         rows: list[Row] = []
-        found = self.needs
-        if found is not None:
-            rows += answer(self._fit(found), self._cost(found), found.proof(), after)
+        needs_of_step = self.needs
+        if needs_of_step is not None:
+            rows += answer(self._fit(needs_of_step), self._cost(needs_of_step), needs_of_step.proof(), after)
         rows += self._unsupported_rows()
-        if found is not None:
-            rows += _parts_rows(found.problem)
-            rows += found.rows()
-            rows += _resident_rows(found.problem, self.resident)
-            rows += [] if self.device is None else _device_rows(found)
+        if needs_of_step is not None:
+            rows += _parts_rows(needs_of_step.problem)
+            rows += needs_of_step.rows()
+            rows += _resident_rows(needs_of_step.problem, self.resident)
+            rows += [] if self.device is None else _device_rows(needs_of_step)
             if self.paged is not None:
                 rows += _paged_rows(self.paged)
         rows += _content_rows(self.contents)
@@ -256,13 +256,13 @@ class Inspection:
         rows += [("note", str(note)) for note in notes]
         return table(str(self.contents["name"]), rows, verbose=verbose)
 
-    def _fit(self, found: Needs) -> str:
-        text = f"store-all takes {show_bytes(found.store_all_peak_bytes, 4)}, "
-        text += f"parameters and gradients {show_bytes(found.problem.resident_bytes)}"
-        return text if self.device is None else f"{text}; {_device_words(found)}"
+    def _fit(self, needs_of_step: Needs) -> str:
+        text = f"store-all takes {show_bytes(needs_of_step.store_all_peak_bytes, 4)}, "
+        text += f"parameters and gradients {show_bytes(needs_of_step.problem.resident_bytes)}"
+        return text if self.device is None else f"{text}; {_device_words(needs_of_step)}"
 
-    def _cost(self, found: Needs) -> str:
-        problem = found.problem
+    def _cost(self, needs_of_step: Needs) -> str:
+        problem = needs_of_step.problem
         if self.device is None:
             return ""
         energy, time = show_joules(problem.baseline_energy_j), show_seconds(problem.baseline_time_s)
@@ -319,15 +319,15 @@ def _resident_rows(problem: Problem, resident: Mapping[str, int]) -> list[Row]:
     return [("resident region", text), Exact(("resident region", f"{problem.resident_bytes:,} B"))]
 
 
-def _paged(found: Needs) -> dict[str, object]:
+def _paged(needs_of_step: Needs) -> dict[str, object]:
     """Return the needs of a whole step whose parameters are paged, for JSON."""
-    problem, least = found.problem, found.least_ram_bytes
+    problem, least = needs_of_step.problem, needs_of_step.least_ram_bytes
     return {
         "optimizer": str(problem.recipe.get("optimizer", "none")),
         "clip_norm": clips(problem),
         "least_total_ram_bytes": None if least is None else least + problem.beside_bytes,
-        "total_ram_bound_bytes": found.ram_bound_bytes + problem.beside_bytes,
-        "binding_operator": found.binding_operator or None,
+        "total_ram_bound_bytes": needs_of_step.ram_bound_bytes + problem.beside_bytes,
+        "binding_operator": needs_of_step.binding_operator or None,
         **figures(problem, ("resident_bytes", "stack_bytes", "flash_bytes")),
         "storage_bytes": _stored_bytes(problem),
     }
@@ -339,43 +339,43 @@ def _stored_bytes(problem: Problem) -> int:
     return sum({one.tensors[i].name: one.tensors[i].nbytes for one in steps for i in one.stored_at_start}.values())
 
 
-def _paged_rows(found: Needs) -> list[Row]:
+def _paged_rows(needs_of_step: Needs) -> list[Row]:
     """Return the rows on a step whose parameters are paged."""
-    problem, least = found.problem, found.least_ram_bytes
+    problem, least = needs_of_step.problem, needs_of_step.least_ram_bytes
     step = f"a step of {problem.recipe.get('optimizer', 'none')}"
     step += " that clips" if clips(problem) else ""
-    bound = found.ram_bound_bytes + problem.beside_bytes
-    known = None if least is None else least + problem.beside_bytes
-    if known is None:
+    bound = needs_of_step.ram_bound_bytes + problem.beside_bytes
+    known_bytes = None if least is None else least + problem.beside_bytes
+    if known_bytes is None:
         text = f"no step takes less than {show_bytes(bound, 4)} in all"
-    elif known <= bound:
+    elif known_bytes <= bound:
         text = f"{step} takes {show_bytes(bound, 4)} in all, and none takes less"
     else:
-        text = f"{step} is known in {show_bytes(known, 4)} in all, none in less than {show_bytes(bound, 4)}"
-    if found.binding_operator:
-        text += f", as operator {found.binding_operator} needs it"
+        text = f"{step} is known in {show_bytes(known_bytes, 4)} in all, none in less than {show_bytes(bound, 4)}"
+    if needs_of_step.binding_operator:
+        text += f", as operator {needs_of_step.binding_operator} needs it"
     where = [f"{show_bytes(_stored_bytes(problem))} on storage"]
     if problem.flash_bytes:
         where.append(f"{show_bytes(problem.flash_bytes)} in flash")
     exact = f"none in less than {bound:,} B"
-    exact = exact if known is None else f"known in {known:,} B, {exact}"
+    exact = exact if known_bytes is None else f"known in {known_bytes:,} B, {exact}"
     return [("parameters paged", f"{text}; {', '.join(where)}"), Exact(("parameters paged", exact))]
 
 
-def _device_words(found: Needs) -> str:
+def _device_words(needs_of_step: Needs) -> str:
     """Return whether store-all fits the device, in words."""
-    problem = found.problem
+    problem = needs_of_step.problem
     if problem.device_ram_bytes is None:
         return f"the RAM of {problem.device} isn't known"
     left = problem.device_ram_bytes - problem.beside_bytes
-    fits = "store-all fits" if found.store_all_peak_bytes <= left else "store-all does not fit"
+    fits = "store-all fits" if needs_of_step.store_all_peak_bytes <= left else "store-all does not fit"
     if left <= 0:
         fits = "the resident region alone is too large"
     return f"{problem.device} has {show_bytes(problem.device_ram_bytes)}: {fits}"
 
 
-def _device_rows(found: Needs) -> list[Row]:
-    problem = found.problem
+def _device_rows(needs_of_step: Needs) -> list[Row]:
+    problem = needs_of_step.problem
     if problem.device_ram_bytes is None:
         return []
     left = max(problem.device_ram_bytes - problem.beside_bytes, 0)

@@ -75,8 +75,8 @@ def catalogue(name: str | None = None) -> list[CatalogueEntry]:
         There is no such name, or its entry point can't be loaded.
     """
     if name is None:
-        found = [_or_broken(_formulation, known, "formulation") for known in formulations.names()]
-        return [*found, *(_or_broken(_option, known, "block") for known in options.names())]
+        entries = [_or_broken(_formulation, known, "formulation") for known in formulations.names()]
+        return [*entries, *(_or_broken(_option, known, "block") for known in options.names())]
     spelled = {_alike(known): known for known in (*formulations.names(), *options.names())}
     spelled |= {_alike(block.name): block.name for known in formulations.NAMES for block in _blocks(known)}
     name = spelled.get(_alike(name), name)
@@ -91,7 +91,7 @@ def catalogue(name: str | None = None) -> list[CatalogueEntry]:
                 return [CatalogueEntry(name, "block", title(block), f"a part of {known}", (block,), "", "")]
     if name not in formulations.names():
         raise FormulationError(
-            f"unknown formulation or block '{name}': there are {', '.join([*formulations.names(), *options.names()])}"
+            f"unknown formulation or block '{name}'. There are {', '.join([*formulations.names(), *options.names()])}."
         )
     return [_formulation(name)]
 
@@ -101,8 +101,8 @@ def _alike(name: str) -> str:
     return name.replace("-", "_")
 
 
-def _blocks(known: str) -> tuple[Block, ...]:
-    return formulations.formulation(known).blocks
+def _blocks(name: str) -> tuple[Block, ...]:
+    return formulations.formulation(name).blocks
 
 
 def _or_broken(make: Callable[[str], CatalogueEntry], name: str, kind: str) -> CatalogueEntry:
@@ -114,11 +114,11 @@ def _or_broken(make: Callable[[str], CatalogueEntry], name: str, kind: str) -> C
 
 
 def _formulation(name: str) -> CatalogueEntry:
-    found: Formulation = formulations.formulation(name)
-    doc = inspect.cleandoc(found.doc or "")
+    chosen: Formulation = formulations.formulation(name)
+    doc = inspect.cleandoc(chosen.doc or "")
     about = re.sub(r"^`[^`]+`:\s*", "", doc.partition("\n\n")[0].replace("\n", " ")).rstrip(".")
-    minimises = f"{found.goal.name} ({found.goal.unit})"
-    return CatalogueEntry(name, "formulation", about, f"--formulation {name}", found.blocks, minimises, doc)
+    minimises = f"{chosen.goal.name} ({chosen.goal.unit})"
+    return CatalogueEntry(name, "formulation", about, f"--formulation {name}", chosen.blocks, minimises, doc)
 
 
 def _example(name: str) -> Block:
@@ -126,12 +126,12 @@ def _example(name: str) -> Block:
 
 
 def _option(name: str) -> CatalogueEntry:
-    found = options.option(name)
+    entry = options.option(name)
     block = _example(name)
-    asked = f"--{name} {found.metavar}" if name in OWN_OPTION else f"--block {name}"
-    asked += f"={found.metavar}" if found.metavar and name not in OWN_OPTION else ""
+    spelling = f"--{name} {entry.metavar}" if name in OWN_OPTION else f"--block {name}"
+    spelling += f"={entry.metavar}" if entry.metavar and name not in OWN_OPTION else ""
     minimises = f"{block.goal.name} ({block.goal.unit})" if block.goal is not None else ""
-    return CatalogueEntry(name, "block", title(block), asked, (block,), minimises, "")
+    return CatalogueEntry(name, "block", title(block), spelling, (block,), minimises, "")
 
 
 def listing(entries: list[CatalogueEntry]) -> str:

@@ -24,37 +24,37 @@ SLOWEST = 12
 """Number of operators that are named with their instructions."""
 
 
-def profile_document(graph: Graph, found: Profile, merged: Profile) -> dict[str, object]:
+def profile_document(graph: Graph, measured: Profile, merged: Profile) -> dict[str, object]:
     """Return the object of `profile --json`."""
-    storage = found.storage
+    storage = measured.storage
     return {
         "model": graph.name,
         "operators": len(signatures(graph)),
         "distinct_operators": len(set(signatures(graph).values())),
-        "measured": len(found.operators),
+        "measured": len(measured.operators),
         "in_profile": len(merged.operators),
         "missing": _missing(graph, merged),
-        "step_s": _step_s(graph, found),
-        "power_w": found.power_w,
+        "step_s": _step_s(graph, measured),
+        "power_w": measured.power_w,
         "storage": None if storage is None else dict(vars(storage)),
-        "about": dict(found.about),
+        "about": dict(measured.about),
     }
 
 
-def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> str:
+def profile_text(graph: Graph, measured: Profile, merged: Profile, path: str) -> str:
     """Return the summary of `poetopt profile`."""
     keys = signatures(graph)
     rows = [
         (
             "operators",
-            f"{len(found.operators)} distinct ones of {len(keys)} measured; their step takes "
-            f"{show_seconds(_step_s(graph, found))}",
+            f"{len(measured.operators)} distinct ones of {len(keys)} measured; their step takes "
+            f"{show_seconds(_step_s(graph, measured))}",
         )
     ]
-    if slow := _slowest(graph, found):
+    if slow := _slowest(graph, measured):
         rows.append(("most time", slow))
-    if found.storage is not None:
-        s = found.storage
+    if measured.storage is not None:
+        s = measured.storage
         rows.append(
             (
                 "storage",
@@ -63,11 +63,11 @@ def profile_text(graph: Graph, found: Profile, merged: Profile, path: str) -> st
                 f"{'beside' if s.dma else 'by'} the CPU",
             )
         )
-    rows += [(key, text) for key, text in sorted(found.about.items())]
+    rows += [(key, text) for key, text in sorted(measured.about.items())]
     if missing := _missing(graph, merged):
         rows.append(("missing", f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}: from the roofline"))
     rows.append(("profile", f"{path}, {len(merged.operators)} operators; use it with solve --profile {path}"))
-    return table(f"{graph.name}: {found.about.get('machine', 'measured')}", rows)
+    return table(f"{graph.name}: {measured.about.get('machine', 'measured')}", rows)
 
 
 def instructions_text(emulated: EmulatedProfile) -> str:
@@ -75,22 +75,30 @@ def instructions_text(emulated: EmulatedProfile) -> str:
     rows: list[Sequence[str]] = [
         ("operator", "instructions", "cycles: low", "middle", "high", "middle", "most of these")
     ]
-    found = sorted(emulated.operators.items(), key=lambda pair: -pair[1].cycles[1])
-    rows += [_row(name, one, emulated.clock_hz) for name, one in found[:SLOWEST]]
-    if found[SLOWEST:]:
+    slowest = sorted(emulated.operators.items(), key=lambda pair: -pair[1].cycles[1])
+    rows += [_row(name, one, emulated.clock_hz) for name, one in slowest[:SLOWEST]]
+    if slowest[SLOWEST:]:
         rows.append(
-            _row(f"{len(found) - SLOWEST} others", joined(one for _, one in found[SLOWEST:]), emulated.clock_hz)
+            _row(f"{len(slowest) - SLOWEST} others", joined(one for _, one in slowest[SLOWEST:]), emulated.clock_hz)
         )
     rows.append(_row("a step", joined(emulated.operators.values()), emulated.clock_hz))
     return "\n".join(columns(rows))
 
 
-def _row(name: str, one: Modelled, clock_hz: float) -> Sequence[str]:
-    classes = {kind: count for kind, count in one.classes.items() if kind != TAKEN}
+def _row(name: str, modelled: Modelled, clock_hz: float) -> Sequence[str]:
+    classes = {kind: count for kind, count in modelled.classes.items() if kind != TAKEN}
     most = sorted(classes.items(), key=lambda pair: -pair[1])[:2]
-    kinds = ", ".join(f"{kind} {100 * count / max(one.instructions, 1):.0f} %" for kind, count in most)
-    low, middle, high = (f"{round(cycles):,}" for cycles in one.cycles)
-    return f"  {name}", f"{one.instructions:,}", low, middle, high, show_seconds(one.cycles[1] / clock_hz), kinds
+    kinds = ", ".join(f"{kind} {100 * count / max(modelled.instructions, 1):.0f} %" for kind, count in most)
+    low, middle, high = (f"{round(cycles):,}" for cycles in modelled.cycles)
+    return (
+        f"  {name}",
+        f"{modelled.instructions:,}",
+        low,
+        middle,
+        high,
+        show_seconds(modelled.cycles[1] / clock_hz),
+        kinds,
+    )
 
 
 def _step_s(graph: Graph, profile: Profile) -> float:
@@ -137,57 +145,61 @@ def device_text(plan: Plan, execution: DeviceExecution, after: str = "") -> str:
     return table(title, rows)
 
 
-def device_fit_text(plan: Plan, ended: DeviceFit, out: str) -> str:
+def device_fit_text(plan: Plan, fitted: DeviceFit, out: str) -> str:
     """Return the summary of `poetopt train --on`."""
-    pairs = zip(ended.epoch_losses, ended.reference_epoch_losses, strict=True)
+    pairs = zip(fitted.epoch_losses, fitted.reference_epoch_losses, strict=True)
     rows = [
         (f"epoch {epoch}", f"loss {mine:.6g} (mean), on onnxruntime {theirs:.6g}")
         for epoch, (mine, theirs) in enumerate(pairs, 1)
     ]
-    rows += left_out_rows(ended)
-    found = ended.validation
-    if found is not None:
-        shown = f"loss {found.loss:.6g}" if found.accuracy is None else f"accuracy {100 * found.accuracy:.1f} %"
-        rows.append(("validation", f"{shown} of {found.rows:,} rows, by what {ended.steps.on} itself predicts"))
-    after = f"{out} is the trained network; any ONNX runtime runs it" if ended.steps.ok else "nothing was written"
-    return device_training_text(plan, ended.steps, rows, after)
+    rows += left_out_rows(fitted)
+    validation = fitted.validation
+    if validation is not None:
+        shown = (
+            f"loss {validation.loss:.6g}"
+            if validation.accuracy is None
+            else f"accuracy {100 * validation.accuracy:.1f} %"
+        )
+        rows.append(("validation", f"{shown} of {validation.rows:,} rows, by what {fitted.steps.on} itself predicts"))
+    after = f"{out} is the trained network; any ONNX runtime runs it" if fitted.steps.ok else "nothing was written"
+    return device_training_text(plan, fitted.steps, rows, after)
 
 
-def device_training_text(plan: Plan, ended: DeviceTraining, more: Sequence[Row] = (), after: str = "") -> str:
+def device_training_text(plan: Plan, training: DeviceTraining, more: Sequence[Row] = (), after: str = "") -> str:
     """Return the summary of `poetopt run --on --steps`, with `more` rows; `after` is the next command."""
     same = (
         "bit for bit those of the unscheduled steps on the same kernels"
-        if ended.bit_identical
+        if training.bit_identical
         else "they differ from the unscheduled steps'"
     )
     cost = ""
-    if ended.instructions is not None:
-        each = ended.instructions // ended.steps
-        cost = f"{ended.instructions:,} instructions, {each:,} a step"
-    rows = answer(_fit(ended), cost, f"losses and {len(ended.values)} parameters: {same}", after)
+    if training.instructions is not None:
+        each = training.instructions // training.steps
+        cost = f"{training.instructions:,} instructions, {each:,} a step"
+    rows = answer(_fit(training), cost, f"losses and {len(training.values)} parameters: {same}", after)
     rows.append(
         (
             "losses",
-            f"{ended.losses[0]:.6g} in the first step, {ended.losses[-1]:.6g} in the last; no step's is more than "
-            f"{ended.max_loss_diff:.2g} from onnxruntime's",
+            f"{training.losses[0]:.6g} in the first step, {training.losses[-1]:.6g} in the last; no step's is more "
+            f"than {training.max_loss_diff:.2g} from onnxruntime's",
         )
     )
     rows += more
-    rows += _moved(ended)
-    rows += _predicted(ended)
+    rows += _moved(training)
+    rows += _predicted(training)
     rows += network_rows(said(plan))
     rows.append(
         Exact(
             (
                 "check",
-                f"the parameters' changes are {ended.distance:.2g} from onnxruntime's (relative), the losses "
-                f"{ended.loss_distance:.2g}; {_allowed(ended.sensitivity)}",
+                f"the parameters' changes are {training.distance:.2g} from onnxruntime's (relative), the losses "
+                f"{training.loss_distance:.2g}; {_allowed(training.sensitivity)}",
             )
         )
     )
-    rows.append(Exact(("memory", _memory(ended))))
-    title = f"{plan.problem.called}: {count(ended.steps, 'step')} of training in C on {ended.on}"
-    return table(f"{title}, {optimizer_words(ended)}", rows)
+    rows.append(Exact(("memory", _memory(training))))
+    title = f"{plan.problem.called}: {count(training.steps, 'step')} of training in C on {training.on}"
+    return table(f"{title}, {optimizer_words(training)}", rows)
 
 
 def _allowed(sensitivity: float) -> str:
@@ -195,16 +207,16 @@ def _allowed(sensitivity: float) -> str:
 
 
 def _predicted(checks: DeviceChecks) -> list[Row]:
-    found = checks.predicted
-    if found is None:
+    prediction = checks.predicted
+    if prediction is None:
         return []
     text = (
-        f"outputs {found.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
-        f"{found.sensitivity:.2g} is allowed"
+        f"outputs {prediction.distance:.2g} from onnxruntime's (relative), where {TOLERANCE:g} times "
+        f"{prediction.sensitivity:.2g} is allowed"
     )
     return [
-        ("inference", f"po_predict takes {show_bytes(found.arena_bytes)} of the arena"),
-        Exact(("inference", f"po_predict takes {found.arena_bytes:,} B; {text}")),
+        ("inference", f"po_predict takes {show_bytes(prediction.arena_bytes)} of the arena"),
+        Exact(("inference", f"po_predict takes {prediction.arena_bytes:,} B; {text}")),
     ]
 
 
@@ -212,8 +224,8 @@ def _inference(emitted: Emitted) -> str:
     if emitted.prediction_bytes is None:
         return NO_PREDICTION
     without = ", ".join(emitted.not_predicted)
-    more = f", without {without}, which nothing computes" if without else ""
-    return f"po_predict takes {show_bytes(emitted.prediction_bytes)} of the arena{more}"
+    remark = f", without {without}, which nothing computes" if without else ""
+    return f"po_predict takes {show_bytes(emitted.prediction_bytes)} of the arena{remark}"
 
 
 def _exact_storage(emitted: Emitted) -> str:
@@ -246,9 +258,9 @@ def emitted_text(plan: Plan, emitted: Emitted, after: str = "") -> str:
     return table(f"{title}: {emitted.folder}/README.md says how to build and call it", rows)
 
 
-def _moved(ended: DeviceExecution | DeviceTraining) -> list[Row]:
+def _moved(checks: DeviceExecution | DeviceTraining) -> list[Row]:
     """Return the row of the traffic with storage in a step, if there is any."""
-    moved = moved_words(ended.bytes_paged, ended.bytes_streamed)
+    moved = moved_words(checks.bytes_paged, checks.bytes_streamed)
     return [("paged", f"{moved} to and from a file in each step")] if moved else []
 
 

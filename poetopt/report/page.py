@@ -70,8 +70,8 @@ def figure_bytes(view: View, form: str) -> bytes:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise BackendUnavailableError(
-            f"a picture as {form} needs matplotlib; install it with: pip install 'poetopt[plot]'; "
-            "the formats html and txt need nothing"
+            f"a picture as {form} needs matplotlib. Install it with: pip install 'poetopt[plot]'. "
+            "The formats html and txt need nothing."
         ) from error
     with matplotlib.rc_context(_SETTINGS):
         figure = Figure(figsize=(8.0, 9.2), layout="constrained")
@@ -169,15 +169,15 @@ def _lanes(axes: Axes, view: View) -> None:
         _rectangles(axes, stretches, COLOURS[kind], LABELS[kind])
     end = 1.02 * view.simulation.makespan_s or 1.0
     if view.deadline_s is not None:
-        said = f"deadline {show_seconds(view.deadline_s)}"
+        words = f"deadline {show_seconds(view.deadline_s)}"
         # a deadline of more than this many times the step is named beside the axis
         if view.deadline_s <= 1.2 * end:
             end = max(end, 1.02 * view.deadline_s)
             axes.axvline(view.deadline_s, color=BUDGET, linewidth=1)
-            axes.annotate(said, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,
+            axes.annotate(words, (view.deadline_s, 0.5), xytext=(-3, 0), textcoords="offset points", color=BUDGET,
                           ha="right", va="center")  # fmt: skip
         else:  # on the axis it would squeeze the step to the left
-            axes.annotate(f"{said} →", (1, 0.5), xycoords="axes fraction", xytext=(-3, 0), textcoords="offset points",
+            axes.annotate(f"{words} →", (1, 0.5), xycoords="axes fraction", xytext=(-3, 0), textcoords="offset points",
                           color=BUDGET, ha="right", va="center")  # fmt: skip
     axes.set(xlim=(0, end), ylim=(-0.5, 1.5), xlabel="seconds")
     axes.set_yticks([1, 0], ["CPU", "transfers"])
@@ -341,8 +341,8 @@ def _facts(view: View) -> str:
 
 def _made_by(view: View) -> str:
     """Return the claim on the schedules that were searched, and what made the plan."""
-    claim, made = summary.proof_exact(view.document), summary.made_by(view.document)
-    return " ".join(part for part in (f"Searched: {claim}" if claim else "", f"{made}." if made else "") if part)
+    claim, maker = summary.proof_exact(view.document), summary.made_by(view.document)
+    return " ".join(part for part in (f"Searched: {claim}" if claim else "", f"{maker}." if maker else "") if part)
 
 
 def _notes(view: View) -> str:

@@ -54,18 +54,18 @@ OTHERS: tuple[tuple[str, str, LineStyle], ...] = (
 def check_picture(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a suffix of no picture, BackendUnavailableError without matplotlib."""
     if Path(path).suffix.lower() not in FORMATS:
-        raise OptionError(f"-o {os.fspath(path)}: a picture ends in {', '.join(FORMATS)}")
+        raise OptionError(f"-o {os.fspath(path)}: the suffix of a picture must be one of {', '.join(FORMATS)}")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise BackendUnavailableError(
-            "matplotlib is not installed; install it with: pip install 'poetopt[plot]'"
+            "matplotlib is not installed. Install it with: pip install 'poetopt[plot]'"
         ) from error
 
 
-def save_comparison(found: Comparison, path: str | os.PathLike[str]) -> None:
+def save_comparison(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Draw a comparison to a file. Raises the errors of `check_picture`, and OutputError."""
-    save_figure(_comparison(found, path), path)
+    save_figure(_comparison(comparison, path), path)
 
 
 def save_front(front: Front, path: str | os.PathLike[str]) -> None:
@@ -73,21 +73,21 @@ def save_front(front: Front, path: str | os.PathLike[str]) -> None:
     save_figure(_budgets(front, path), path)
 
 
-def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
+def _comparison(comparison: Comparison, path: str | os.PathLike[str]) -> Figure:
     figure, axes = _axes(path, 8.6, 5.0)
-    peak, base = found.store_all_peak_bytes, found.problem.baseline_energy_j or 1.0
-    spare = iter(OTHERS * len(found.methods))
-    groups = _drawn_once(found.methods, coinciding(found))
-    overheads = [100 * row.overhead_j / base for row in found.rows if row.overhead_j]
+    peak, base = comparison.store_all_peak_bytes, comparison.problem.baseline_energy_j or 1.0
+    spare = iter(OTHERS * len(comparison.methods))
+    groups = _drawn_once(comparison.methods, coinciding(comparison))
+    overheads = [100 * row.overhead_j / base for row in comparison.rows if row.overhead_j]
     _overhead_scale(axes, overheads)
-    for budget in found.budgets:
+    for budget in comparison.budgets:
         axes.axvline(100 * budget / peak, color="#dddddd", linewidth=0.8, zorder=0)
     for name, others in groups.items():
-        rows = [row for row in found.rows if row.method == name and row.overhead_j is not None]
+        rows = [row for row in comparison.rows if row.method == name and row.overhead_j is not None]
         colour, marker, line = STYLES[name] if name in STYLES else next(spare)
         heavy = name == "poet"
         notes = [] if rows else ["no plan"]
-        if 0 < len(rows) < len(found.budgets):
+        if 0 < len(rows) < len(comparison.budgets):
             notes.append(f"from {100 * rows[0].ram_budget_bytes / peak:.3g} %")
         label = "\n= ".join([name + (f" ({', '.join(notes)})" if notes else ""), *others])
         axes.plot(
@@ -102,7 +102,7 @@ def _comparison(found: Comparison, path: str | os.PathLike[str]) -> Figure:
             zorder=3 if heavy else 2,
             label=label,
         )
-    axes.set_title(f"{found.problem.name} on {found.problem.device}", loc="left", fontsize=11)
+    axes.set_title(f"{comparison.problem.name} on {comparison.problem.device}", loc="left", fontsize=11)
     _ram_axis(axes, peak)
     axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=8.5)
     return figure

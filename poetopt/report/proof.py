@@ -21,18 +21,18 @@ def objective_document(solution: Solution) -> dict[str, object]:
     It has name, unit, value, one pass, what is above one pass, and the bounds on that of all schedules and of the
     scope.
     """
-    found, simulation = solution.objective, solution.simulation
-    if found is None:
+    objective, simulation = solution.objective, solution.simulation
+    if objective is None:
         value = None if simulation is None else simulation.overhead_j
         baseline = None if simulation is None else simulation.energy_j - simulation.overhead_j
-        found = Objective(ENERGY.name, "J", baseline or 0.0, value, solution.overhead_bound_j)
+        objective = Objective(ENERGY.name, "J", baseline or 0.0, value, solution.overhead_bound_j)
     return {
-        "name": found.name,
-        "unit": found.unit,
-        "value": None if found.value is None else found.baseline + found.value,
-        "baseline": found.baseline if solution.objective or simulation else None,
-        "overhead": found.value,
-        "bound": found.bound,
+        "name": objective.name,
+        "unit": objective.unit,
+        "value": None if objective.value is None else objective.baseline + objective.value,
+        "baseline": objective.baseline if solution.objective or simulation else None,
+        "overhead": objective.value,
+        "bound": objective.bound,
         "scope_bound": solution.scope_bound,
     }
 
@@ -49,14 +49,11 @@ def failure_words(problem: Problem, solution: Solution, *, whole: bool = False, 
     """
     reason = solution.reason.rstrip(".") or f"no schedule with {solution.options.ram_bytes:,} bytes of RAM"
     paged = problem.parameters == "paged"
-    return "; ".join(
-        [
-            f"{problem.called} on {problem.device}: {_with_paged(problem) if paged else ''}"
-            f"{_each(solution, steps)}{reason}",
-            *solution.why,
-            *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps),
-        ]
+    first = (
+        f"{problem.called} on {problem.device}: {_with_paged(problem) if paged else ''}{_each(solution, steps)}{reason}"
     )
+    remedies = [*solution.why, *_remedies(problem, solution, " ".join([reason, *solution.why]), whole, steps)]
+    return " ".join([f"{first}.", *(f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in remedies)])
 
 
 def _each(solution: Solution, steps: int) -> str:
@@ -83,32 +80,34 @@ def _remedies(problem: Problem, solution: Solution, said: str, whole: bool, step
     least, bound, deadline = solution.least_ram_bytes, solution.ram_bound_bytes, solution.least_deadline_s
     # with more RAM the parameters may be resident, and nothing is known of such plans
     asking = f"--parameters paged {option_of_ram}" if whole and problem.parameters == "paged" else option_of_ram
-    known = []
+    remedies = []
     if solution.interrupted:
-        known.append("interrupted in looking for what would help")
+        remedies.append("the search for a remedy was interrupted")
     if least is not None and least == bound and f"{bound:,}" in said:
-        known.append(f"a schedule with just that is known ({asking} {least + beside})")
+        remedies.append(f"a schedule with just that is known ({asking} {least + beside})")
     elif least is not None and f"{least:,}" not in said:
-        known.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {asking} {least + beside})")
+        remedies.append(f"a schedule is known with {least:,} bytes ({show_bytes(least)}, {asking} {least + beside})")
     if bound is not None and bound != least and "shorter than one pass" not in said and f"{bound:,}" not in said:
-        known.append(f"no {kind(problem)} has less than {bound:,} bytes")
+        remedies.append(f"no {kind(problem)} has less than {bound:,} bytes")
     if deadline is not None:
         shortest = show_limit(deadline, "s")
         all_steps = f", for {steps:,} steps" if steps > 1 else ""
         option = f"(--deadline {show_limit(steps * deadline, 's').replace(' ', '')}{all_steps})"
-        told = (
+        words = (
             "that long is enough" if shortest in said else f"the shortest deadline known to be feasible is {shortest}"
         )
-        known.append(f"{told} {option}")
+        remedies.append(f"{words} {option}")
     if solution.status is Status.INFEASIBLE and (batch_of(problem) or 1) > 1:
-        known.append("a smaller --batch may fit: `poetopt fit` shows which do")
+        remedies.append("a smaller --batch may fit: `poetopt fit` shows which batches fit")
     if solution.status is Status.UNKNOWN:
-        ways = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
-        ways += ["a longer --deadline"] if solution.options.deadline_s is not None else []
-        known.append(f"give more {' or '.join([', '.join(ways[:-1]), ways[-1]] if len(ways) > 1 else ways)}")
+        options = [option_of_ram] if solution.exhausted else ["--time-limit", option_of_ram]
+        options += ["a longer --deadline"] if solution.options.deadline_s is not None else []
+        remedies.append(
+            f"give more {' or '.join([', '.join(options[:-1]), options[-1]] if len(options) > 1 else options)}"
+        )
     elif least is None and deadline is None and "--" not in said and not solution.why:
-        known.append(f"give more {option_of_ram}, a longer --deadline or a smaller --batch")
-    return known
+        remedies.append(f"give more {option_of_ram}, a longer --deadline or a smaller --batch")
+    return remedies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +119,8 @@ class Claim:
     scope
         Scope, as results call it.
     gap, scope_gap
-        Share of the minimised quantity, above one pass, that any schedule could save at most, and any of the scope;
-        None:
-        unknown.
+        Share of the minimised quantity, above one pass, that any schedule, and any of the scope, could save at most;
+        None: unknown.
     outdone
         Whether the plan is better than all schedules of the scope.
     goal
@@ -216,7 +214,7 @@ class Claim:
 
     @property
     def _says_more_of_scope(self) -> bool:
-        """Whether more is proven of the scope than of all schedules."""
+        """Return whether more is proven of the scope than of all schedules."""
         if self.gap is None or self.scope_gap is None or self.gap <= OPTIMAL_GAP:
             return False
         return self.scope_gap < self.gap * (1 - OPTIMAL_GAP)

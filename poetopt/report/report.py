@@ -90,7 +90,7 @@ class Report:
 
     @property
     def store_all_fits(self) -> bool:
-        """Whether store-all keeps the budget, so that there was nothing to save."""
+        """Return whether store-all keeps the budget, so that there was nothing to save."""
         return self.solution.store_all_peak_bytes <= self.solution.options.ram_bytes
 
     @cached_property
@@ -132,8 +132,8 @@ class Report:
             return None
         from poetopt.search.predicting import prediction_of
 
-        found = prediction_of(plan, graph)
-        return None if found is None else arena_bytes(found)
+        prediction = prediction_of(plan, graph)
+        return None if prediction is None else arena_bytes(prediction)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as a JSON file that `poetopt run` reads.
@@ -155,8 +155,8 @@ class Report:
         # The paper's deadline does not bound the makespan, which readers of the file check.
         deadline = options.deadline_s if options.deadline_model is DeadlineModel.MAKESPAN else None
         # Readers of the file make these sentences anew, from the figures beside them.
-        said = {key: value for key, value in self.to_dict().items() if key not in ("proof", "proof_exact")}
-        return codec.to_text(self.plan, said, ram_bytes=options.ram_bytes, deadline_s=deadline)
+        figures_of_report = {key: value for key, value in self.to_dict().items() if key not in ("proof", "proof_exact")}
+        return codec.to_text(self.plan, figures_of_report, ram_bytes=options.ram_bytes, deadline_s=deadline)
 
     def to_dict(self) -> dict[str, object]:
         """Return the figures, as plain numbers, strings, lists and None (unknown).
@@ -167,8 +167,8 @@ class Report:
         """
         problem, solution, options = self.problem, self.solution, self.solution.options
         graph, simulation, bound = problem.graph, solution.simulation, solution.overhead_bound_j
-        said = self._said()
-        found: dict[str, object] = {
+        notes = self._said()
+        document: dict[str, object] = {
             "status": str(solution.status),
             "reason": solution.reason or None,
             "scope": solution.scope or None,
@@ -203,8 +203,8 @@ class Report:
             "batch": batch_of(problem),
             "storage_bytes": problem.storage_bytes,
             "runtime": problem.runtime or None,
-            "notes": [*problem.notes, *said],
-            "important": told.document(said),
+            "notes": [*problem.notes, *notes],
+            "important": told.document(notes),
             "version": __version__,
             "versions": _versions(),
             "largest_batch": plain(self.largest),
@@ -212,8 +212,8 @@ class Report:
             "training": self.run and self.run.of(simulation, options.deadline_s, step_energy_j(solution)),
         }
         if self.plan is None:
-            found["total_ram_bytes"] = problem.beside_bytes + options.ram_bytes
-        return {**found, "proof": proof_words(found), "proof_exact": exact_words(found)}
+            document["total_ram_bytes"] = problem.beside_bytes + options.ram_bytes
+        return {**document, "proof": proof_words(document), "proof_exact": exact_words(document)}
 
     def __str__(self) -> str:
         return self.text()
@@ -282,8 +282,8 @@ class Report:
 @cache
 def _versions() -> dict[str, str]:
     """Return the versions of the installed packages that a solve depends on."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("numpy", "onnx", "pyomo", "highspy"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions

@@ -73,14 +73,14 @@ def form_of(out: str | None, form: str | None) -> Form:
     """Return the form by its name, else by the suffix of `out`, else the page. Raises OptionError."""
     if form is not None:
         if form not in tuple(Form):
-            raise OptionError(f"--format {form}: not a format; there are {', '.join(Form)}{closest(form, Form)}")
+            raise OptionError(f"--format {form}: not a format. There are {', '.join(Form)}{closest(form, Form)}")
         return Form(form)
     if out is None:
         return Form.HTML
-    found = SUFFIXES.get(Path(out).suffix.lower())
-    if found is None:
-        raise OptionError(f"-o {out}: its suffix names no format; say --format {'|'.join(Form)}")
-    return found
+    by_suffix = SUFFIXES.get(Path(out).suffix.lower())
+    if by_suffix is None:
+        raise OptionError(f"-o {out}: its suffix is no format. Give --format {'|'.join(Form)}")
+    return by_suffix
 
 
 def show(
@@ -115,23 +115,23 @@ def show(
         A picture was asked for, and matplotlib is not installed.
     """
     out = None if out is None else os.fspath(out)
-    wanted = form_of(out, form)
-    if out == "-" and wanted is Form.PNG:
-        raise OptionError("-o -: png is no text, and can't be written to the standard output; give a file")
+    chosen = form_of(out, form)
+    if out == "-" and chosen is Form.PNG:
+        raise OptionError("-o -: a png can't be written to the standard output. Give a file.")
     file = os.fspath(plan) if isinstance(plan, str | os.PathLike) else None
     view = View.of(load(file)) if file is not None else _view(plan)
-    if out in (None, "-") and wanted is Form.TXT:
+    if out in (None, "-") and chosen is Form.TXT:
         text = text_form(view, terminal_width())
-        return Shown(wanted, len(text.encode(errors="replace")), text=text)
-    content = rendered(view, wanted)
+        return Shown(chosen, len(text.encode(errors="replace")), text=text)
+    content = rendered(view, chosen)
     if out == "-":
-        return Shown(wanted, len(content), text=content.decode().removesuffix("\n"))
+        return Shown(chosen, len(content), text=content.decode().removesuffix("\n"))
     if out is not None:
         write_atomically(out, content)
-        return Shown(wanted, len(content), Path(out))
-    path = _aside(view.name, wanted) if file is None else _beside(file, wanted)
+        return Shown(chosen, len(content), Path(out))
+    path = _aside(view.name, chosen) if file is None else _beside(file, chosen)
     write_atomically(path, content)
-    return Shown(wanted, len(content), path)
+    return Shown(chosen, len(content), path)
 
 
 def _view(plan: object) -> View:
@@ -186,7 +186,7 @@ def text_form(view: View, width: int = WIDTH) -> str:
 
     Raises PlanError if the plan is not valid.
     """
-    problem, again, moved = view.problem, recomputed(view), paged(view)
+    problem, recomputes, moved = view.problem, recomputed(view), paged(view)
     runs = [
         (
             view.operator_names[entry.operator],
@@ -195,7 +195,7 @@ def text_form(view: View, width: int = WIDTH) -> str:
             show_joules(entry.energy_j),
             _stages(view, entry.steps),
         )
-        for entry in again
+        for entry in recomputes
     ]
     moves = [
         (
@@ -213,11 +213,11 @@ def text_form(view: View, width: int = WIDTH) -> str:
     return "\n\n".join(parts)
 
 
-def _listing(what: str, unit: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _listing(heading: str, unit: str, head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
-        return f"{what}: nothing"
-    more = [f"  and {len(rows) - LISTED} more"] if len(rows) > LISTED else []
-    return "\n".join([f"{what}: {len(rows)} {unit}", *aligned([head, *rows[:LISTED]]), *more])
+        return f"{heading}: nothing"
+    remaining = [f"  and {len(rows) - LISTED} more"] if len(rows) > LISTED else []
+    return "\n".join([f"{heading}: {len(rows)} {unit}", *aligned([head, *rows[:LISTED]]), *remaining])
 
 
 def _stages(view: View, steps: Sequence[int]) -> str:

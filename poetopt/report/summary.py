@@ -30,13 +30,13 @@ def rows(document: Document, notes: Sequence[str] | None = None, after: str = ""
     after
         The next command or call.
     """
-    given = document.get("important") or ()
-    network = [told.Note(one["text"], told.About(one["about"])) for one in given] if notes is None else notes
-    loss, others = told.loss_of(network)
+    important = document.get("important") or ()
+    network = [told.Note(one["text"], told.About(one["about"])) for one in important] if notes is None else notes
+    loss, notes_of_network = told.loss_of(network)
     found = answer(_fit(document), _cost(document), headline(document), after)
     found += [(label, text) for label, lines in DETAILS for text in lines(document)]
     found += [("loss", loss)] if loss else []
-    found += told.rows(others)
+    found += told.rows(notes_of_network)
     found += [("note", text) for text in _notes(document, network)]
     exact = [(label, text) for label, lines in FIGURES for text in lines(document)]
     exact += [("solved", made_by(document))] if made_by(document) else []
@@ -59,8 +59,8 @@ def proof(document: Document) -> str:
 
 def proof_exact(document: Document) -> str:
     """Return the proof of the scope as the formulation defines it; "" if nothing is proven."""
-    found = exact_words(document)
-    return f"{shown(found[:1].upper() + found[1:])}." if found else ""
+    words = exact_words(document)
+    return f"{shown(words[:1].upper() + words[1:])}." if words else ""
 
 
 def made_by(document: Document) -> str:
@@ -71,8 +71,8 @@ def made_by(document: Document) -> str:
     if document.get("scope") == "store-all":
         return f"in {total}, without a solver"
     build, solve = (show_seconds(finite(document.get(key)) or 0.0) for key in ("build_s", "solve_s"))
-    made = shown(f"{document.get('formulation')} on {document.get('backend')}")
-    return f"{made}: built in {build}, solved in {solve}, {total} in all"
+    maker = shown(f"{document.get('formulation')} on {document.get('backend')}")
+    return f"{maker}: built in {build}, solved in {solve}, {total} in all"
 
 
 def warning(document: Document) -> str | None:
@@ -107,14 +107,14 @@ def _fit(document: Document) -> str:
 
 def _cost(document: Document) -> str:
     """Return energy and time of a step beside those of store-all; "" without a schedule."""
-    baseline, overhead, taken = (document[key] for key in ("baseline_energy_j", "overhead_j", "makespan_s"))
-    if overhead is None or taken is None:
+    baseline, overhead, makespan = (document[key] for key in ("baseline_energy_j", "overhead_j", "makespan_s"))
+    if overhead is None or makespan is None:
         return ""
-    text = f"{show_joules(baseline + overhead)} and {show_seconds(taken)} a step"
+    text = f"{show_joules(baseline + overhead)} and {show_seconds(makespan)} a step"
     one_pass, limit = document["baseline_time_s"], document["deadline_s"]
     other = "one pass over all operators" if document["parameters"] == "paged" else "store-all"
     if overhead and baseline:
-        slower = f", {taken / one_pass:.3g}x the time" if one_pass and taken > 1.005 * one_pass else ""
+        slower = f", {makespan / one_pass:.3g}x the time" if one_pass and makespan > 1.005 * one_pass else ""
         text += f"; {show_share(overhead / baseline)} more energy than {other} ({show_joules(overhead)}){slower}"
     elif not overhead:
         text += f"; no more energy than {other}"
@@ -151,27 +151,27 @@ def next_command(document: Document, plan: str | None) -> str:
 
 
 def _largest(document: Document) -> Iterator[str]:
-    found = document.get("largest_batch")
-    if found:
-        text = f"{found['batch']:,} is the largest"
-        if found["refused"] is None:
+    largest = document.get("largest_batch")
+    if largest:
+        text = f"{largest['batch']:,} is the largest"
+        if largest["refused"] is None:
             yield f"{text} that can be asked for"
-        elif found["proven"]:
-            yield f"{text}: with {found['refused']:,}, {found['why']}"
+        elif largest["proven"]:
+            yield f"{text}: with {largest['refused']:,}, {largest['why']}"
         else:
             yield (
-                f"{text} with a known schedule, and {found['refused']:,} has none: {found['why']}; nothing is known in "
-                "between"
+                f"{text} with a known schedule, and {largest['refused']:,} has none: {largest['why']}; nothing is "
+                "known in between"
             )
     parts = document.get("micro_batches") or 1
     if parts > 1:
         yield f"in {parts:,} parts, each by this schedule; all figures are of the whole step"
-    for one in document.get("micro_batches_tried") or ():
-        number = one["micro_batches"]
-        text = one["why"]
-        if one["energy_j"] is not None:
-            text = f"{show_joules(one['energy_j'])}, {show_seconds(one['time_s'])}, "
-            text += f"{show_bytes(one['total_ram_bytes'])} in all{': taken' if number == parts else ''}"
+    for parts_tried in document.get("micro_batches_tried") or ():
+        number = parts_tried["micro_batches"]
+        text = parts_tried["why"]
+        if parts_tried["energy_j"] is not None:
+            text = f"{show_joules(parts_tried['energy_j'])}, {show_seconds(parts_tried['time_s'])}, "
+            text += f"{show_bytes(parts_tried['total_ram_bytes'])} in all{': taken' if number == parts else ''}"
         yield f"{number:,} part{'s' * (number > 1)}: {text}"
 
 
@@ -197,8 +197,8 @@ def _memory(document: Document) -> Iterator[str]:
     text = f"{show_bytes(total)} in all"
     text += f" with {show_bytes(document['stack_bytes'])} of stack" if document["stack_bytes"] else ""
     if document["parameters"] == "paged":
-        kept = show_bytes(document["parameter_bytes_in_ram"] or 0)
-        text += f": of parameters and states {kept} begin the step in RAM, the others on storage; updated by "
+        in_ram = show_bytes(document["parameter_bytes_in_ram"] or 0)
+        text += f": of parameters and states {in_ram} begin the step in RAM, others on storage; updated by "
         text += str(document["optimizer"])
     elif resident:
         text += f": {show_bytes(resident)} of parameters, gradients and constants beside the schedule"
@@ -244,9 +244,9 @@ def _by(document: Document) -> str:
 
 
 def _time(document: Document) -> Iterator[str]:
-    taken, one_pass, limit = (document[key] for key in ("makespan_s", "baseline_time_s", "deadline_s"))
-    if taken is not None:
-        text = f"{show_seconds(taken)} a step" + (f" ({taken / one_pass:.3g}x one pass)" if one_pass else "")
+    makespan, one_pass, limit = (document[key] for key in ("makespan_s", "baseline_time_s", "deadline_s"))
+    if makespan is not None:
+        text = f"{show_seconds(makespan)} a step" + (f" ({makespan / one_pass:.3g}x one pass)" if one_pass else "")
         yield text + (", no deadline" if limit is None else f", deadline {show_seconds(limit)}{_by(document)}")
 
 
@@ -304,8 +304,8 @@ def _training(document: Document) -> Iterator[str]:
         return
     text = f"{run['steps']:,} step{'s' * (run['steps'] > 1)}"
     if run["samples"] is not None:
-        rest = f", {run['left_out']:,} left out" if run["left_out"] else ""
-        text += f" ({run['epochs']:,} x {run['samples']:,} samples in batches of {run['batch']:,}{rest})"
+        left_out = f", {run['left_out']:,} left out" if run["left_out"] else ""
+        text += f" ({run['epochs']:,} x {run['samples']:,} samples in batches of {run['batch']:,}{left_out})"
     if run["time_s"] is not None:
         text += f": {show_seconds(run['time_s'])}"
         text += "" if run["deadline_s"] is None else f" of {show_seconds(run['deadline_s'])}{_by(document)}"
@@ -315,14 +315,14 @@ def _training(document: Document) -> Iterator[str]:
 
 
 def _minimised(document: Document) -> Iterator[str]:
-    found = document.get("objective") or {}
-    if found.get("name", "energy") == "energy":
+    objective = document.get("objective") or {}
+    if objective.get("name", "energy") == "energy":
         return
-    unit, value, bound = found["unit"], found["overhead"], found["bound"]
-    parts = [f"{show_amount(found['baseline'], unit)} of one pass"] if found["baseline"] else []
+    unit, value, bound = objective["unit"], objective["overhead"], objective["bound"]
+    parts = [f"{show_amount(objective['baseline'], unit)} of one pass"] if objective["baseline"] else []
     parts += [] if value is None else [show_amount(value, unit)]
     needed = f", of which {show_amount(bound, unit)} are proven to be needed" if bound and value is not None else ""
-    yield f"{found['name']}: {' + '.join(parts) or 'none'}{needed}"
+    yield f"{objective['name']}: {' + '.join(parts) or 'none'}{needed}"
 
 
 def _scope(document: Document) -> Iterator[str]:
@@ -330,12 +330,12 @@ def _scope(document: Document) -> Iterator[str]:
     yield from proof_words(document).split("\n")[1:]
 
 
-def _notes(document: Document, said: Sequence[str]) -> Iterator[str]:
+def _notes(document: Document, shown_already: Sequence[str]) -> Iterator[str]:
     if document.get("interrupted"):
         yield "interrupted: this is the best schedule so far"
     if document["peak_bytes"] is not None and document.get("reason"):
         yield str(document["reason"])
-    yield from (text for text in document.get("notes") or () if text not in said)
+    yield from (text for text in document.get("notes") or () if text not in shown_already)
 
 
 Lines = Sequence[tuple[str, Callable[[Document], Iterator[str]]]]

@@ -127,7 +127,7 @@ class Verification(RecomputedProblem):
 
     @property
     def whole(self) -> bool:
-        """Whether every claim was recomputed or proven, as `--strict` demands."""
+        """Return whether every claim was recomputed or proven, as `--strict` demands."""
         return not (self.taken or self.differs or self.uncertified)
 
     @property
@@ -207,7 +207,7 @@ class Verification(RecomputedProblem):
 
     def _cost(self) -> str:
         energy, overhead = show_joules(self.simulation.energy_j), show_joules(self.simulation.overhead_j)
-        return f"{energy} a step, {overhead} of it overhead; {self._time()}"
+        return f"{energy}, {overhead} of it overhead; {self._time()}"
 
     def _proof(self) -> str:
         """Return what is confirmed of the report's figures and bounds, in a line."""
@@ -215,8 +215,8 @@ class Verification(RecomputedProblem):
             return f"the report is wrong: {len(self.differs)} of its figures differ from those computed again"
         parts = []
         if self.file.report:
-            again = f" from {self._source()}" if self.recomputed else ""
-            parts.append(f"the report's energy, time and RAM were computed again{again}")
+            source = f" from {self._source()}" if self.recomputed else ""
+            parts.append(f"energy, time and RAM were computed again{source}")
         if self.taken:
             parts.append(f"{len(self.taken)} {'facts are' if len(self.taken) > 1 else 'fact is'} the file's word")
         if self.uncertified:
@@ -239,20 +239,20 @@ class Verification(RecomputedProblem):
         return model if self.device is None else f"{model} on {printable(self.device)}"
 
     def _taken_by_reason(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        by_reason: dict[str, list[str]] = {}
         for entry in self.taken:
-            found.setdefault(entry.why, []).append(entry.what)
-        return found
+            by_reason.setdefault(entry.why, []).append(entry.what)
+        return by_reason
 
     def _time(self) -> str:
-        taken = f"{show_seconds(self.simulation.makespan_s)} a step"
+        words = f"{show_seconds(self.simulation.makespan_s)} a step"
         deadline_s, paper_s = self.file.deadline_s, self.file.report.get("deadline_s")
         if deadline_s is not None:
-            return f"{taken}, within {show_seconds(deadline_s)}"
+            return f"{words}, within {show_seconds(deadline_s)}"
         if isinstance(paper_s, int | float):
             computes = show_seconds(self.simulation.compute_s)
-            return f"{taken}; {computes} of computes, within {show_seconds(paper_s)}"
-        return f"{taken}, no deadline"
+            return f"{words}; {computes} of computes, within {show_seconds(paper_s)}"
+        return f"{words}, no deadline"
 
 
 def compared(
@@ -267,42 +267,42 @@ def compared(
     report = file.report
     if not report:
         return (), (), ()
-    again = recounted(file, simulation)
+    recomputed = recounted(file, simulation)
     row = "method" in report
-    written = COLUMNS if row else tuple(again)
-    apart = set(TOLD)
+    written = COLUMNS if row else tuple(recomputed)
+    exempt = set(TOLD)
     if file.plan.problem.graph is None and file.plan.problem.recipe:
-        apart.update(OF_NETWORK)
+        exempt.update(OF_NETWORK)
     if not file.plan.offsets:
-        apart.update(OF_LAYOUT)
-    apart.update(("notes", "important", "order"))  # other versions word them differently
+        exempt.update(OF_LAYOUT)
+    exempt.update(("notes", "important", "order"))  # other versions word them differently
     differs = tuple(
-        Difference(key, report.get(key), again[key])
+        Difference(key, report.get(key), recomputed[key])
         for key in written
-        if key not in apart and key in report and not _same(key, report[key], again[key], simulation)
+        if key not in exempt and key in report and not _same(key, report[key], recomputed[key], simulation)
     )
-    taken = [
+    unverified = [
         Taken(printable(key), "not known to this version")
         for key in report
         if key not in (*written, *TOLD) and not key.startswith("order")
     ]
-    taken += [
+    unverified += [
         Taken(key, "the report lacks what this version writes")
         for key in written
-        if key not in report and (row or again[key] is not None or key in ("notes", "important"))
+        if key not in report and (row or recomputed[key] is not None or key in ("notes", "important"))
     ]
     if not file.plan.offsets and "arena_bytes" in report:
-        taken.append(Taken("arena_bytes", "the file has no layout"))
+        unverified.append(Taken("arena_bytes", "the file has no layout"))
     name, *blocks = str(report.get("formulation", CERTIFIED)).split("+")
     if name not in formulations():
-        taken.append(Taken(f"formulation ({printable(name)})", "none of that name is installed"))
+        unverified.append(Taken(f"formulation ({printable(name)})", "none of that name is installed"))
     backend, asks = report.get("backend"), report.get("asks")
     if backend is not None and backend not in backends():
-        taken.append(Taken(f"backend ({printable(str(backend))})", "none of that name is known"))
+        unverified.append(Taken(f"backend ({printable(str(backend))})", "none of that name is known"))
     if blocks or asks:
         words = ", ".join(map(str, asks)) if isinstance(asks, list) and asks else " and ".join(blocks)
-        taken.append(Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone"))
-    return differs, tuple(taken), tuple(key for key in TOLD if key in report)
+        unverified.append(Taken(f"what blocks ask for ({printable(words)})", "the file has the words of that alone"))
+    return differs, tuple(unverified), tuple(key for key in TOLD if key in report)
 
 
 def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]:
@@ -336,8 +336,8 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
     bound = _below(objective.bound if objective else finite(report.get("overhead_bound_j")), value)
     if bound is None and objective is None and report and "method" not in report:
         bound = 0.0
-    told = report if objective is None else _object(report.get("objective"))
-    of_scope = _below(finite(told.get("scope_bound_j" if objective is None else "scope_bound")), value)
+    claims = report if objective is None else _object(report.get("objective"))
+    of_scope = _below(finite(claims.get("scope_bound_j" if objective is None else "scope_bound")), value)
     of_scope = max(of_scope, bound or 0.0) if of_scope is not None else None
     if "scope_bound_j" not in report:  # an older version, which knew only the bound of the scope
         of_scope = bound
@@ -357,19 +357,19 @@ def recounted(file: codec.PlanFile, simulation: Simulation) -> dict[str, object]
         solve_s=min(_number(report, "solve_s"), total_s),
         total_s=total_s,
     )
-    found = Report(problem=problem, solution=solution).to_dict()
+    document = Report(problem=problem, solution=solution).to_dict()
     if "method" in report:
-        found["solve_s"] = _number(report, "solve_s")
-    found["training"] = _training(report, simulation, limit_s)
-    found["ram_budget_bytes"] = file.ram_bytes
+        document["solve_s"] = _number(report, "solve_s")
+    document["training"] = _training(report, simulation, limit_s)
+    document["ram_budget_bytes"] = file.ram_bytes
     # plan files lack them: readers make them from the figures
-    return {key: value for key, value in found.items() if key not in ("proof", "proof_exact")}
+    return {key: value for key, value in document.items() if key not in ("proof", "proof_exact")}
 
 
 def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> Objective | None:
     """Return the minimised quantity, if it isn't energy; values in a block's own unit are the file's."""
-    told = _object(file.report.get("objective"))
-    name, bound = told.get("name"), finite(told.get("bound"))
+    claimed = _object(file.report.get("objective"))
+    name, bound = claimed.get("name"), finite(claimed.get("bound"))
     if name == RAM:
         value = float(file.ram_bytes or 0)
         return Objective(RAM, "B", 0.0, value, _below(bound, value))
@@ -379,8 +379,8 @@ def _objective(file: codec.PlanFile, simulation: Simulation, *, plain: bool) -> 
         return Objective(TIME.name, "s", baseline_s, late_s, _below(bound, late_s))
     if not isinstance(name, str) or name == ENERGY.name or plain:
         return None
-    value = _number(told, "overhead")
-    return Objective(name, str(told.get("unit")), _number(told, "baseline"), value, _below(bound, value))
+    value = _number(claimed, "overhead")
+    return Objective(name, str(claimed.get("unit")), _number(claimed, "baseline"), value, _below(bound, value))
 
 
 def _status(report: Mapping[str, object], scope: str, gap: float | None, simulation: Simulation) -> Status:
@@ -388,9 +388,9 @@ def _status(report: Mapping[str, object], scope: str, gap: float | None, simulat
     asked = finite(report.get("gap_tolerance", 1.0)) or 0.0
     nothing_open = scope == "store-all" or (gap is None and simulation.overhead_j == 0)
     best = Status.OPTIMAL if nothing_open else graded(gap, asked * (1 + RELATIVE_TOLERANCE))
-    said = report.get("status")
+    claimed = report.get("status")
     worse = WITH_PLAN[WITH_PLAN.index(best) :]
-    return next((status for status in worse if status == said), best)
+    return next((status for status in worse if status == claimed), best)
 
 
 def _asked(scope: str, ours: bool) -> str:
@@ -408,18 +408,18 @@ def _training(report: Mapping[str, object], simulation: Simulation, limit_s: flo
 
     Joules above those of its steps are the file's: those of idling. Raises FormulationError for an unknown formulation.
     """
-    told = _object(report.get("training"))
-    if not told:
+    claimed = _object(report.get("training"))
+    if not claimed:
         return None
     # raises early: only the formulation knows the energy of a step
     formulation(str(report.get("formulation", CERTIFIED)).partition("+")[0])
-    counts = {key: told.get(key) for key in ("steps", "epochs", "samples", "batch")}
-    whole = {key: value if isinstance(value, int) else None for key, value in counts.items()}
-    run = WholeTraining(**{**whole, "steps": whole["steps"] or 0})  # type: ignore[arg-type]
-    made, energy_j = run.of(simulation, limit_s, simulation.energy_j), finite(told.get("energy_j"))
-    if energy_j is not None and energy_j > (finite(made["energy_j"]) or 0.0) * (1 + RELATIVE_TOLERANCE):
-        made["energy_j"] = energy_j
-    return made
+    counts = {key: claimed.get(key) for key in ("steps", "epochs", "samples", "batch")}
+    given_counts = {key: value if isinstance(value, int) else None for key, value in counts.items()}
+    run = WholeTraining(**{**given_counts, "steps": given_counts["steps"] or 0})  # type: ignore[arg-type]
+    recomputed, energy_j = run.of(simulation, limit_s, simulation.energy_j), finite(claimed.get("energy_j"))
+    if energy_j is not None and energy_j > (finite(recomputed["energy_j"]) or 0.0) * (1 + RELATIVE_TOLERANCE):
+        recomputed["energy_j"] = energy_j
+    return recomputed
 
 
 def uncertified(
@@ -445,12 +445,12 @@ def uncertified(
         proven = claimed.get("status") in (Status.OPTIMAL, Status.WITHIN_GAP)
         proven = proven or bool(finite(_object(claimed["objective"]).get("scope_bound")))
         return (f"the status {claimed.get('status')} in {goal}: certificates are of energy",) if proven else ()
-    left, known = [], 0.0
-    for key, one in (("overhead_bound_j", found), ("scope_bound_j", of_scope or found)):
-        bound_j, certified_j = finite(claimed.get(key)) or 0.0, 0.0 if one is None else one.bound_j
-        if bound_j > max(known, certified_j) + SLACK * overhead_j:
-            left.append(f"{key} = {show_joules(bound_j)}: {_certified(one, overhead_j, why_none)}")
-        known = max(known, bound_j)
+    left, certain_j = [], 0.0
+    for key, certificate in (("overhead_bound_j", found), ("scope_bound_j", of_scope or found)):
+        bound_j, certified_j = finite(claimed.get(key)) or 0.0, 0.0 if certificate is None else certificate.bound_j
+        if bound_j > max(certain_j, certified_j) + SLACK * overhead_j:
+            left.append(f"{key} = {show_joules(bound_j)}: {_certified(certificate, overhead_j, why_none)}")
+        certain_j = max(certain_j, bound_j)
     return tuple(left)
 
 

@@ -64,25 +64,25 @@ class Paged:
 
 def recomputed(view: View) -> tuple[Recomputed, ...]:
     """Return the operators that run more than once, in their order."""
-    found: dict[int, list[int]] = {}
+    steps_of_operator: dict[int, list[int]] = {}
     for index, (step, again) in enumerate(zip(view.plan.instructions, view.again, strict=True)):
         if again:
-            found.setdefault(step.target, []).append(index)
+            steps_of_operator.setdefault(step.target, []).append(index)
     runs = view.plan.instructions
     operators = view.problem.operators
     return tuple(
         Recomputed(k, tuple(steps), sum(operators[k].variant(runs[step].variant).energy_j for step in steps))
-        for k, steps in sorted(found.items())
+        for k, steps in sorted(steps_of_operator.items())
     )
 
 
 def streamed(view: View) -> dict[int, Variant]:
     """Return the variants that stream operands, by their instruction."""
     operators = view.problem.operators
-    ways = {
+    variants = {
         k: operators[run.target].variant(run.variant) for k, run in enumerate(view.plan.instructions) if run.variant
     }
-    return {k: way for k, way in ways.items() if way.streams}
+    return {k: way for k, way in variants.items() if way.streams}
 
 
 def paged(view: View) -> tuple[Paged, ...]:
@@ -94,13 +94,13 @@ def paged(view: View) -> tuple[Paged, ...]:
             outs.setdefault(step.target, []).append(index)
         elif step.action is Action.PAGE_IN:
             ins.setdefault(step.target, []).append(index)
-    found = []
+    tensors = []
     for i in sorted(outs.keys() | ins.keys()):
         tensor = view.problem.tensors[i]
         out_steps, in_steps = tuple(outs.get(i, ())), tuple(ins.get(i, ()))
         joules = len(out_steps) * tensor.page_out_j + len(in_steps) * tensor.page_in_j
-        found.append(Paged(i, out_steps, in_steps, joules))
-    return tuple(found)
+        tensors.append(Paged(i, out_steps, in_steps, joules))
+    return tuple(tensors)
 
 
 class Lane(StrEnum):
@@ -180,9 +180,9 @@ def _slices(view: View) -> Iterator[Slice]:
             backward = problem.operators[step.target].backward
             kind = SliceKind.RECOMPUTE if view.again[index] else SliceKind.BACKWARD if backward else SliceKind.FORWARD
             yield Slice(Lane.CPU, kind, index, index, start, end)
-            way = problem.operators[step.target].variant(step.variant)
-            if way.streams:  # it has the channel to itself
-                moves = SliceKind.PAGE_IN if way.streamed_in else SliceKind.PAGE_OUT
+            variant = problem.operators[step.target].variant(step.variant)
+            if variant.streams:  # it has the channel to itself
+                moves = SliceKind.PAGE_IN if variant.streamed_in else SliceKind.PAGE_OUT
                 yield Slice(Lane.CHANNEL, moves, index, index, start, end)
 
 
@@ -222,13 +222,17 @@ class View:
         differs = compared(file, self.simulation)[0]
         if differs or not self.report:
             why = f"its report has other figures than its plan: {differs[0]}" if differs else "no report of a solver"
-            made = recounted(replace(file, report={}), self.simulation)
-            return {**made, "backend": None, "gap_tolerance": None, "reason": f"nothing is proven: {why}"}
-        told = {key: self.report[key] for key in (*TOLD, "notes", "important") if key in self.report}
-        made = {**recounted(file, self.simulation), **told}
-        if "scope_bound_j" not in self.report and made["scope"] != "store-all" and made["overhead_gap"] is not None:
-            made |= {"overhead_gap": 1.0 if self.simulation.overhead_j else 0.0}
-        return made
+            recomputed = recounted(replace(file, report={}), self.simulation)
+            return {**recomputed, "backend": None, "gap_tolerance": None, "reason": f"nothing is proven: {why}"}
+        claims = {key: self.report[key] for key in (*TOLD, "notes", "important") if key in self.report}
+        recomputed = {**recounted(file, self.simulation), **claims}
+        if (
+            "scope_bound_j" not in self.report
+            and recomputed["scope"] != "store-all"
+            and recomputed["overhead_gap"] is not None
+        ):
+            recomputed |= {"overhead_gap": 1.0 if self.simulation.overhead_j else 0.0}
+        return recomputed
 
     @property
     def title(self) -> str:
@@ -270,13 +274,13 @@ class View:
     def again(self) -> tuple[bool, ...]:
         """For each instruction, whether it computes an operator that has run before."""
         seen: set[int] = set()
-        found = []
+        is_again = []
         for step in self.plan.instructions:
             compute = step.action is Action.COMPUTE
-            found.append(compute and step.target in seen)
+            is_again.append(compute and step.target in seen)
             if compute:
                 seen.add(step.target)
-        return tuple(found)
+        return tuple(is_again)
 
     @cached_property
     def stages(self) -> tuple[int, ...]:
@@ -301,12 +305,12 @@ class View:
     @cached_property
     def reached_s(self) -> tuple[float, ...]:
         """Moments at which the CPU reaches each instruction; its allocations are in RAM from then on."""
-        cpu, found = 0.0, []
+        cpu, moments = 0.0, []
         for index, step in enumerate(self.plan.instructions):
-            found.append(cpu)
+            moments.append(cpu)
             if not self.beside(step.action):
                 cpu = self.simulation.end_s[index]
-        return tuple(found)
+        return tuple(moments)
 
     @cached_property
     def left_s(self) -> tuple[float, ...]:

@@ -107,7 +107,7 @@ class Options:
 
 
 RAM = "RAM"
-"""Name of the objective that is the budget in bytes (`--with minimize=ram`)."""
+"""Name of the objective that is the budget in bytes (`--minimize ram`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,13 +60,13 @@ def augment_words(augment: Asked) -> str:
 def _named(name: str, graph: TrainingGraph) -> BatchFunction:
     if name not in _CHANGES:
         raise OptionError(
-            f"--with augment={name}: unknown{closest(name, _CHANGES)}. There are {', '.join(_CHANGES)}; in Python, "
+            f"--augment {name}: unknown{closest(name, _CHANGES)}. There are {', '.join(_CHANGES)}; in Python, "
             "augment= also takes functions."
         )
     image_name = image_input(graph)
     if image_name is None:
         raise ModelError(
-            f"--with augment={name}: it needs one input of images [batch, channels, height, width] with a class each. "
+            f"--augment {name}: it needs one input of images [batch, channels, height, width] with a class each. "
             "Change other batches by a function in Python: fit(..., augment=function)."
         )
     first, change = 2 if graph.tensors[image_name].shape[1] in MODES else 1, _CHANGES[name]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from poetopt.graph import Array, TrainingGraph
 
-KEEP_HINT = "Use --keep-training-form to write the file in training form."
+KEEP_HINT = "Use --training-mode to write the file in training form."
 
 
 @dataclass(frozen=True)

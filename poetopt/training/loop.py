@@ -252,7 +252,7 @@ _FIXED_OPTIONS = {
     "seed": "--seed",
     "rows": "a row count of",
     "batch": "a batch of",
-    "augment": "--with augment",
+    "augment": "--augment",
 }
 
 
@@ -321,7 +321,7 @@ class Fit:
     ) -> None:
         options.check(source)
         if validation is None and options.metrics:
-            raise OptionError("--with metrics: metrics need validation data. Give it with --validate.")
+            raise OptionError("--metrics: metrics need validation data. Give it with --validate.")
         factories = metrics_of(options.metrics, learner.graph)
         self.metrics = () if validation is None else tuple(make().name for make in factories)
         self.log: CourseLog | EventLog | None = None

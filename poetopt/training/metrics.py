@@ -140,7 +140,7 @@ def metrics_of(metrics: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Me
     factories: list[Callable[[], Metric]] = []
     for metric in metrics.split(",") if isinstance(metrics, str) else metrics:
         if not graph.compared:
-            raise OptionError("--with metrics: the model computes its own loss, so labels are unknown. Leave it out.")
+            raise OptionError("--metrics: the model computes its own loss, so labels are unknown. Leave it out.")
         if callable(metric):
             factories.append(lambda metric=metric: _Mean(getattr(metric, "__name__", type(metric).__name__), metric))  # type: ignore[misc]
             continue
@@ -156,7 +156,7 @@ def metrics_of(metrics: Asked, graph: TrainingGraph) -> Sequence[Callable[[], Me
                 else f"unknown{closest(name, METRICS)}"
             )
             raise OptionError(
-                f"--with metrics={name}: {fault}. Metrics of the loss {graph.loss_kind}: {', '.join(alternatives)}."
+                f"--metrics {name}: {fault}. Metrics of the loss {graph.loss_kind}: {', '.join(alternatives)}."
             )
         factories.append(factory)
     return factories

@@ -184,7 +184,7 @@ def _decimal_hint(value: object) -> str:
 
 
 def _spelled(option: str, value: object) -> str:
-    """Return an option with its value: `--ram 3MB`, `--with battery=40kJ`."""
+    """Return an option with its value: `--ram 3MB`, `--block battery=40kJ`."""
     return f"{option}{value}" if option.endswith("=") else f"{option} {value}"
 
 

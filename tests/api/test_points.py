@@ -53,13 +53,13 @@ def test_keys_follow_contents_not_places(tmp_path: Path) -> None:
      ("ram =", "# ram =", OptionError, "'ram' is missing"),
      ('["a72", "m4"]', "[]", OptionError, "'devices' is missing"),
      ('"chain.json", ', '"lenett", ', OptionError, "closest: lenet"),
-     ('name = "short"', 'name = "chain"', OptionError, "two have one name"),
+     ('name = "short"', 'name = "chain"', OptionError, "two have the same name"),
      ('"40%", ', '"40 %%", ', OptionError, "ram 40 %%"), ('"1.4x"', '"soon"', OptionError, "deadlines soon"),
      ('"revolve"', '"revovle"', OptionError, "methods: there is no method 'revovle'. Did you mean revolve"),
      ('"20s"', "true", OptionError, "time_limit"),
      ('time_limit = "20s"', 'scope = "deep"', OptionError, "scope deep: must be"),
      ('time_limit = "20s"', 'scope = "depth:0"', OptionError, "scope depth:0: must be"),
-     ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1: must be a whole number from 0 on"),
+     ('time_limit = "20s"', "threads = -1", OptionError, "threads = -1: must be a whole number of at least 0"),
      ("models = [", "models = [[", OptionError, "not valid TOML")],
 )  # fmt: skip
 def test_bad_files(tmp_path: Path, old: str, new: str, error: type[Exception], says: str) -> None:

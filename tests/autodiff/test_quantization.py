@@ -112,7 +112,7 @@ def qat() -> onnx.ModelProto:
 
 
 def test_what_was_named_before_a_quantizer_is_refused() -> None:
-    message = r"'conv.w' reaches the loss through quantizer 'qw' \(QuantizeLinear\) only: .*--with straight-through$"
+    message = r"'conv.w' reaches the loss through quantizer 'qw' \(QuantizeLinear\) only: .*--straight-through$"
     with pytest.raises(ModelError, match=message):
         differentiate(load_onnx(qat(), train="conv.w,head.*"))
 
@@ -123,7 +123,7 @@ def test_by_default_what_stands_behind_the_last_quantizer_is_trained() -> None:
     (note,) = (note for note in step.notes if "quantizer" in note)
     assert note.startswith("2 parameters stand before a quantizer and are not trained")
     assert "conv.w before 'qw', conv.b before 'qr'" in note
-    assert "--with straight-through" in note
+    assert "--straight-through" in note
 
 
 def straight() -> TrainingGraph:

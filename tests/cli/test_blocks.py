@@ -22,7 +22,7 @@ def solve(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Solve:
 
 
 def test_static_power_counts_in_what_is_minimised(solve: Solve) -> None:
-    plain, found = solve("--json", "-").document, solve("--with", "static-power=10W", "--json", "-").document
+    plain, found = solve("--json", "-").document, solve("--block", "static-power=10W", "--json", "-").document
     assert plain["formulation"] == "retention"
     assert plain["objective"]["name"] == "energy"
     assert plain["objective"]["overhead"] == plain["overhead_j"]

@@ -154,7 +154,7 @@ def test_the_largest_batch_within_an_overhead(run: Runner, tmp_path: Path) -> No
     again = run(*asked, "--batches", str(max(cheap) + 1)).out
     assert f"batch {max(cheap) + 1} fits" not in again
     run(*asked, "--overhead", "10J").assert_one_message("--overhead 10J: not a share", code=2)
-    run(*asked, "--overhead", "1%", "--batches", "2").assert_one_message("leave --batches out", code=2)
+    run(*asked, "--overhead", "1%", "--batches", "2").assert_one_message("Leave --batches out", code=2)
 
 
 SHAPE = Llama(1, 32, 2, 2, 32, 256)

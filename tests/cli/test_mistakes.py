@@ -25,18 +25,18 @@ MISTAKES = [
     ("solve net.onnx --device board.tml", 2, "board.tml: no such file", "did you mean board.toml"),
     ("solve resnet --device a72", 2, "resnet: neither a file nor a network", "closest: resnet8 or resnet50"),
     ("run net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx --device a72 -o plan.json"),
-    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "that long is enough (--deadline 0."),
+    (f"{SOLVE} --deadline 1us", 3, "shorter than one pass over all operators, ", "That long is enough (--deadline 0."),
     (f"{SOLVE} --ram 5kB", 3, "budget of 5,000 bytes is below", "(--ram "),
     ("solve net.onnx --device pi6", 2, "unknown device 'pi6'", "Did you mean"),
-    (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without the blank", "--ram 40%"),
-    ("solve a72 --device net.onnx", 2, "a72: a device, no model", "poetopt solve net.onnx --device a72"),
+    (f"{SOLVE} --ram 40 %", 2, "--ram 40 %: write it without a space", "--ram 40%"),
+    ("solve a72 --device net.onnx", 2, "a72: a device, not a model", "poetopt solve net.onnx --device a72"),
     ("solve net.onnx --device net.onnx", 2, "net.onnx: a model, not a device", "net.onnx --device a72"),
     ("solve plan.json --device a72", 2, "plan.json: a plan, not a model", "poetopt run plan.json"),
     ("show net.onnx", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
     (f"{SOLVE} --ram 40,5%", 2, "--ram 40,5%: decimals have a point", "Did you mean 40.5%?"),
     ("run plan.json --steps 3 --lr 0,1", 2, "--lr 0,1: must be a number", "Did you mean 0.1?"),
     (f"{SOLVE} --backend HiGHS", 6, "unknown backend 'HiGHS'", "closest: highs"),
-    (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "did you mean depth:4?"),
+    (f"{SOLVE} --scope depth4", 2, "--scope depth4: must be auto, depth:D", "Did you mean depth:4?"),
     ("show plan.json --format htlm", 2, "--format htlm: not a format", "closest: html"),
     (f"{SOLVE} --ram -40%", 2, "--ram -40%: must not be negative", "40% of"),
     (f"{SOLVE} --gap 200%", 2, "--gap 200%: is more than 100%", "0.1%"),
@@ -45,7 +45,7 @@ MISTAKES = [
     ("run plan.json --data table.csv", 2, "table.csv is no .npz file", "numpy.savez"),
     ("inspect net.onnx --batch 0", 2, "--batch 0:", "must be at least 1"),
     (f"{SOLVE} --time-limit 60m", 2, "'m' is ambiguous", "60min or 60ms"),
-    (f"{SOLVE} --json - -o -", 2, "goes to the standard output as well", "give a file for one"),
+    (f"{SOLVE} --json - -o -", 2, "goes to the standard output too", "Give a file for one"),
     ("solve net.onnx", 2, "missing option '--device'", "--device a72"),
     ("sovle net.onnx", 2, "no such command 'sovle'", "Did you mean 'solve'"),
     ("net.onnx", 2, "no such command 'net.onnx'", "poetopt solve net.onnx --device a72"),
@@ -60,26 +60,26 @@ MISTAKES = [
 
 TRAIN = "train plan.json -o out.onnx --data"
 MISTAKES += [
-    (f"{SOLVE} --lr 0.1", 2, "--lr: it is of the training", "poetopt train PLAN --data train.npz --lr 0.001"),
+    (f"{SOLVE} --lr 0.1", 2, "--lr: it belongs to training", "poetopt train PLAN --data train.npz --lr 0.001"),
     (f"{SOLVE} --loss CrossEntropyLoss", 2, "unknown loss 'CrossEntropyLoss'", "closest: cross-entropy"),
-    (f"{SOLVE} --with class-weights=1,2", 2, "2 weights for the 10 classes", "give one for each"),
-    (f"{SOLVE} --optimizer sgd --with rates=head.*=10", 2, "rates=head.*=10: no trained parameter", "there are fc1"),
-    (f"{SOLVE} --with rates=fc1.*=0.1", 2, "--with rates: the step ends with gradients", "--optimizer"),
+    (f"{SOLVE} --class-weights 1,2", 2, "2 weights for the 10 classes", "give one for each"),
+    (f"{SOLVE} --optimizer sgd --rates head.*=10", 2, "--rates head.*=10: no trained parameter", "there are fc1"),
+    (f"{SOLVE} --rates fc1.*=0.1", 2, "--rates: the step ends with gradients", "--optimizer"),
     ("train net.onnx -o out.onnx --data right.npz", 2, "net.onnx is not a plan file", "poetopt solve net.onnx"),
     ("train plan.json --data right.npz", 2, "missing option '-o'", "-o FILE"),
     (f"{TRAIN} other.npz", 2, "lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
     (f"{TRAIN} one.npz", 2, "'labels' holds the label 10", "classes count from 0: subtract 1"),
-    (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --with ignore-index=-100"),
+    (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --ignore-index -100"),
     (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Pass one-hot rows as .argmax(1)"),
     (f"{TRAIN} bytes.npz", 2, "'input' has type uint8", ".astype('float32') and scale it"),
-    (f"{TRAIN} right.npz --with metrics=f1", 2, "metrics: metrics need validation data", "--validate"),
+    (f"{TRAIN} right.npz --metrics f1", 2, "metrics: metrics need validation data", "--validate"),
     (
-        f"{TRAIN} right.npz --validate right.npz --with metrics=accuracy",
+        f"{TRAIN} right.npz --validate right.npz --metrics accuracy",
         2,
         "accuracy: it is always reported",
         "cross-entropy: top5",
     ),
-    (f"{TRAIN} right.npz --with augment=flip", 2, "it needs one input of images", "fit(..., augment=function)"),
+    (f"{TRAIN} right.npz --augment flip", 2, "it needs one input of images", "fit(..., augment=function)"),
     (f"{TRAIN} right.npz --resume", 2, "--resume: there is no folder of checkpoints", "--checkpoint FOLDER"),
 ]
 
@@ -88,10 +88,10 @@ Y: Any = np.zeros(4, np.int64)
 IN_PYTHON: list[tuple[Callable[[], object], str, str]] = [
     # what is called, what is said of the mistake, the remedy
     (lambda: po.solve(Module(), device="a72"), "not a Module: a torch module", "po.torch.export(module, example, "),  # type: ignore[arg-type]
-    (lambda: po.Trainer(Module()), "a plan is needed here, .* not Module: a torch", "po.fit(module, data, device="),  # type: ignore[arg-type]
-    (lambda: po.Trainer(po.load("net.onnx")), "a plan is needed here, .* not Model", 'po.solve(model, device="a72")'),  # type: ignore[arg-type]
+    (lambda: po.Trainer(Module()), "a plan, .* is needed, not Module: a torch", "po.fit(module, data, device="),  # type: ignore[arg-type]
+    (lambda: po.Trainer(po.load("net.onnx")), "a plan, .* is needed, not Model", 'po.solve(model, device="a72")'),  # type: ignore[arg-type]
     (lambda: po.Trainer("net.onnx"), "net.onnx is not a plan file", "poetopt solve net.onnx"),
-    (lambda: po.solve("net.onnx"), "device: which one is it to be", 'device="a72"'),
+    (lambda: po.solve("net.onnx"), "device: none is given", 'device="a72"'),
     (lambda: po.solve("net.onnx", device=3), "device=3: must be", 'device="a72"'),  # type: ignore[arg-type]
     (lambda: po.solve("net.onnx", device="a72", lr=0.1), "unknown option 'lr'", "po.Trainer(report, lr=...)"),  # type: ignore[call-arg]
     (lambda: po.solve("net.onnx", device="a72", batch="32"), "batch='32': must be", "a whole number"),

@@ -113,7 +113,7 @@ def test_a_plan_for_a_microcontroller_runs_in_c_on_this_machine(run: Runner, mod
     """Without --on; in Python, and for a folder that it doesn't page to, the refusal says what to do."""
     plan = tmp_path / "board.json"
     assert run("solve", model, "--device", "m4", "--ram", "100%", "-o", plan).code == 0
-    run("run", plan, "--workdir", tmp_path).assert_one_message("--workdir: a step in C is paged to a file", code=2)
+    run("run", plan, "--workdir", tmp_path).assert_one_message("--workdir: a step in C is paged to a", code=2)
     run("run", plan, "--steps", "2", "--lr", "0.1").assert_one_message("solve with --optimizer sgd", code=2)
     with pytest.raises(PlanError, match=r"'c', but the runtime 'onnxruntime' executes it.*--on host"):
         po.execute(plan)

@@ -20,12 +20,12 @@ ASKED = ("mlp", "--device", "a72", "--ram", "80%")
 
 
 def test_solver_options_and_log(run: Runner, tmp_path: Path) -> None:
-    twice = ("--with", "solver-option=presolve=off", "--with", "solver-option=presolve=on")
+    twice = ("--solver-option", "presolve=off", "--solver-option", "presolve=on")
     run("solve", *ASKED, *twice).assert_one_message("given twice", code=2)
-    run("solve", *ASKED, "--with", f"log={tmp_path / 'no' / 'solver.log'}").assert_one_message("solver.log", code=2)
+    run("solve", *ASKED, "--log", f"{tmp_path / 'no' / 'solver.log'}").assert_one_message("solver.log", code=2)
     log = tmp_path / "solver.log"
     log.write_text("of an earlier run")
-    ended = run("solve", *ASKED, "--with", "solver-option=presolve=off", "--with", f"log={log}", "--json", "-")
+    ended = run("solve", *ASKED, "--solver-option", "presolve=off", "--log", f"{log}", "--json", "-")
     assert json.loads(ended.out)["status"] == "optimal"
     assert "HiGHS" in log.read_text()
     assert "earlier" not in log.read_text()

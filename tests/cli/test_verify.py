@@ -230,8 +230,8 @@ def test_a_plan_that_recomputes_was_not_made_without(run: Runner, problem: Path,
 @pytest.mark.parametrize(
     "asked",
     ["a72", "m4", "m4 --ram 100%", "a72 --ram 85% --formulation poet --time-limit 2s", "m4 --no-remat",
-     "a72 --with flash-wear=10kB", "m4 --with static-power=1W", "a72 --with static-power=1W --steps 10",
-     "m4 --with energy-limit=2x", "a72 --scope forward --deadline 3x"],
+     "a72 --block flash-wear=10kB", "m4 --block static-power=1W", "a72 --block static-power=1W --steps 10",
+     "m4 --energy-limit 2x", "a72 --scope forward --deadline 3x"],
 )  # fmt: skip
 def test_what_solve_writes_is_valid(run: Runner, problem: Path, tmp_path: Path, asked: str) -> None:
     place = tmp_path / "plan.json"
@@ -275,7 +275,7 @@ def test_the_problem_is_compared_with_its_model(run: Runner, tmp_path: Path) -> 
     model.unlink()
     ended = run("verify", place)
     assert ended.code == 0
-    assert "lenet.onnx is not there" in " ".join(ended.out.split())
+    assert "lenet.onnx is missing" in " ".join(ended.out.split())
     onnx.save(zoo.build("lenet", 4), tmp_path / "moved.onnx")
     moved = tmp_path / "moved.onnx"
     assert f"computed again from {moved} on m4" in " ".join(run("verify", place, "--model", moved).out.split())

@@ -70,7 +70,7 @@ def edited(plan: Path, change: Change) -> Path:
 def test_a_problem_that_isn_t_its_model_s_is_refused(run: Runner, plan: Path, change: Change, field: str) -> None:
     place = edited(plan, change)
     ended = run("verify", place)
-    ended.assert_one_message(str(place), "the file was edited", code=2)
+    ended.assert_one_message(str(place), "The file was edited", code=2)
     assert field in ended.err or field == "dma"  # of a whole device, whatever is met first
 
 

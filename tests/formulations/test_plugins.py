@@ -72,7 +72,7 @@ def test_what_others_register_is_used(capsys: pytest.CaptureFixture[str], tmp_pa
     run = runner(capsys)
     line = ["solve", path, "--device", "a72", "--ram", 4000, "--json", "-"]
     assert run(*line, "--formulation", "brief").document["recomputes"] <= 1
-    found = run(*line, "--with", "short=0").document
+    found = run(*line, "--block", "short=0").document
     assert found["recomputes"] == 0
     assert found["asks"] == ["at most 0 recomputations"]
     po.testing.check_block(options.option("short").make("1", None, 1), problems=3)  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from tests.support.cli import runner
 from tests.support.frontends import floats, model_of, run
 
 SECRET = floats(3, 2, seed=5)
-LINKED = "symbolic link out of the model's folder.*--with allow-symlinks"
+LINKED = "symbolic link out of the model's folder.*--allow-symlinks"
 
 
 def tensor(name: str, location: str = "w.bin") -> TensorProto:
@@ -161,11 +161,11 @@ def test_a_cache_of_links(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     (snapshot / "m.onnx").symlink_to("../../blobs/2e")
     poetopt, plan = runner(capsys), folder / "plan.json"
     solve = ("solve", snapshot / "m.onnx", "--device", "a72", "-o", plan)
-    poetopt(*solve).assert_one_message("w.bin", "--with", "allow-symlinks", code=2)
-    assert poetopt(*solve, "--with", "allow-symlinks").code == 0
+    poetopt(*solve).assert_one_message("w.bin", "--allow-symlinks", code=2)
+    assert poetopt(*solve, "--allow-symlinks").code == 0
     for command in ("run", "verify"):
-        poetopt(command, plan).assert_one_message("w.bin", "--with", "allow-symlinks", code=2)
-        assert poetopt(command, plan, "--with", "allow-symlinks").code == 0
+        poetopt(command, plan).assert_one_message("w.bin", "--allow-symlinks", code=2)
+        assert poetopt(command, plan, "--allow-symlinks").code == 0
 
 
 def test_what_is_no_file(folder: Path) -> None:

@@ -115,7 +115,7 @@ def test_what_it_can_t_take_is_said_and_nothing_changes() -> None:
         ("--epochs 0: must be at least 1", "epochs=0: must be at least 1"),
         ("take --loss mse for values, or name an --output", 'take loss="mse" for values, or name an output'),
         ("--total-ram 4MB: give --time-limit 5s.", 'memory="4MB": give time_limit="5s".'),
-        ("--with ignore-index=-100 or --lr-schedule step:10:0.1", 'ignore_index=-100 or lr_schedule="step:10:0.1"'),
+        ("--ignore-index -100 or --lr-schedule step:10:0.1", 'ignore_index=-100 or lr_schedule="step:10:0.1"'),
         ("Use a smaller --lr.", "Use a smaller lr."),
     ],
 )

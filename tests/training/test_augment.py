@@ -71,6 +71,6 @@ def test_a_stopped_training_goes_on_to_the_same_bits(asked: Any, tmp_path: Path)
     equal(*found)
     with (
         po.Trainer(plan, seed=1) as trainer,
-        pytest.raises(OptionError, match=r"it was made with --with augment .*(crop|noisy)"),
+        pytest.raises(OptionError, match=r"it was made with --augment .*(crop|noisy)"),
     ):
         trainer.fit(data, epochs=3, checkpoint=tmp_path / "whole", resume=True)

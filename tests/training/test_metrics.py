@@ -110,8 +110,8 @@ def test_labels_that_are_left_out_don_t_count() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "asked", "message"),
-    [("cross-entropy", "f2", "--with metrics=f2: unknown. Metrics of the loss cross-entropy: top5, f1, iou"),
-     ("mse", "f1", "--with metrics=f1: it needs another loss. Metrics of the loss mse: mae")],
+    [("cross-entropy", "f2", "--metrics f2: unknown. Metrics of the loss cross-entropy: top5, f1, iou"),
+     ("mse", "f1", "--metrics f1: it needs another loss. Metrics of the loss mse: mae")],
 )  # fmt: skip
 def test_those_that_a_loss_has_not(loss: str, asked: str, message: str) -> None:
     with po.Trainer(plan_of(loss=loss)) as trainer:
@@ -120,5 +120,5 @@ def test_those_that_a_loss_has_not(loss: str, asked: str, message: str) -> None:
             data["target"] = np.zeros((8, 5), np.float32)
         with pytest.raises(OptionError, match=message):
             trainer.fit(data, validate=data, metrics=asked)
-        with pytest.raises(OptionError, match="--with metrics: metrics need validation data"):
+        with pytest.raises(OptionError, match="--metrics: metrics need validation data"):
             trainer.fit(data, metrics=asked)

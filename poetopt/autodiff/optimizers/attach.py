@@ -53,8 +53,8 @@ def scale_of(
 ) -> tuple[dict[str, Tensor], Operator]:
     """Return the common factor of all gradients, in each of `types`, and the operator that writes it."""
     draft = builder.operator(SCALE, SCALE, recomputable=False, role=Role.HYPERPARAMETER)
-    dtype = "float64" if any(found.dtype == "float64" for found in squares) else "float32"
-    partial_sums = [draft.cast(found, dtype) for found in squares]
+    dtype = "float64" if any(one.dtype == "float64" for one in squares) else "float32"
+    partial_sums = [draft.cast(one, dtype) for one in squares]
     while len(partial_sums) > 1:
         partial_sums = [
             draft.node("Sum", partial_sums[k : k + TERMS], (), dtype) for k in range(0, len(partial_sums), TERMS)
@@ -62,10 +62,10 @@ def scale_of(
     norm = draft.unary("Sqrt", draft.cast(partial_sums[0], "float64"))
     # torch adds 1e-6 to the norm
     largest_scale = draft.div(clip_norm, draft.add(norm, builder.scalar(1e-6, "float64")))
-    found = {
+    scales = {
         dtype: draft.binary("Min", draft.cast(largest_scale, dtype), builder.scalar(1.0, dtype)) for dtype in types
     }
-    return found, finish(draft, [tensor.name for tensor in found.values()], {})
+    return scales, finish(draft, [tensor.name for tensor in scales.values()], {})
 
 
 def _sum_of_squares(draft: OperatorBuilder, x: Tensor, first: int) -> Tensor:
@@ -214,13 +214,13 @@ def with_updates(
         )
     if clip and optimizer == "none":
         raise OptionError(
-            "--with clip-norm: the step ends with gradients and has no update, so clipping has no effect; choose an "
+            "--clip-norm: the step ends with gradients and has no update, so clipping has no effect; choose an "
             "optimizer with --optimizer"
         )
     factors = _factors(graph.trained, rates or {})
     if rates and optimizer == "none":
         raise OptionError(
-            "--with rates: the step ends with gradients and has no update with a learning rate; choose an optimizer "
+            "--rates: the step ends with gradients and has no update with a learning rate; choose an optimizer "
             "with --optimizer"
         )
     if graph.parts > 1:
@@ -246,8 +246,8 @@ def parse_rates(rates: Mapping[str, float] | str | Sequence[str] | None) -> dict
             factors[pattern] = math.nan
         if not pattern or not factors[pattern] >= 0:
             raise OptionError(
-                f"--with rates={f'{pattern}=' * bool(pattern)}{factor}: must be a pattern of parameters and a factor "
-                "of their learning rate, 0 or more, as in --with rates=features.*=0.1"
+                f"--rates {f'{pattern}=' * bool(pattern)}{factor}: must be a pattern of parameters and a factor "
+                "of their learning rate, 0 or more, as in --rates features.*=0.1"
             )
     return factors
 
@@ -259,7 +259,7 @@ def _factors(trained: Sequence[str], rates: Mapping[str, float]) -> dict[str, fl
         matched = fnmatch.filter(trained, pattern)
         if not matched:
             raise OptionError(
-                f"--with rates={pattern}={factor:g}: no trained parameter matches{closest(pattern, trained)}; "
+                f"--rates {pattern}={factor:g}: no trained parameter matches{closest(pattern, trained)}; "
                 f"there are {listed(trained)}"
             )
         factors = {**dict.fromkeys(matched, factor), **factors}

@@ -119,7 +119,7 @@ def in_place(graph: TrainingGraph, runtime: Runtime) -> TrainingGraph:
         if operator.view:
             views.append(operator)
             continue
-        if groups and len(groups[-1]) < MOST_JOINED and search.has_candidate(groups[-1], views, operator):
+        if groups and len(groups[-1]) < MOST_JOINED and search.can_join(groups[-1], views, operator):
             groups[-1] += [*views, operator]
         else:
             groups += [[view] for view in views]
@@ -157,7 +157,7 @@ class _InPlaceSearch:
         kinds = [operator.kind for operator in group if not operator.view]
         return joined(group, self.graph, self.kept, TOGETHER.join(kinds))
 
-    def has_candidate(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator) -> bool:
+    def can_join(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator) -> bool:
         """Return whether `operator` can overwrite a result of `group`; `views` are the operators between them."""
         before = group[-1]
         if before.view or before.backward != operator.backward:
@@ -171,10 +171,10 @@ class _InPlaceSearch:
             if readers != [operator.name] or name in self.kept or graph.tensors[name].resident:
                 continue
             if all(graph.root(view.inputs[0]) == name for view in views):
-                return self._can_join(group, views, operator, name)
+                return self._fits_in_ram(group, views, operator, name)
         return False
 
-    def _can_join(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator, name: str) -> bool:
+    def _fits_in_ram(self, group: Sequence[Operator], views: Sequence[Operator], operator: Operator, name: str) -> bool:
         """Return whether the joined operator's output overwrites `name`, and it needs no more RAM than its parts."""
         graph, tensors, runtime = self.graph, self.graph.tensors, self.runtime
         writer, joined_operator = self.join(group), self.join([*group, *views, operator])

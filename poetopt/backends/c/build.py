@@ -71,7 +71,7 @@ def emitted(program: DeviceProgram, target: Target, form: str = PLAIN) -> Mappin
     Raises `OptionError` for another form.
     """
     if form not in FORMS:
-        raise OptionError(f"--as {form}: must be {', '.join(FORMS)}")
+        raise OptionError(f"--package {form}: must be {', '.join(FORMS)}")
     plain = form == PLAIN
     weights, flash = text.weight_bytes(program), text.flash_bytes(program)
     found = {

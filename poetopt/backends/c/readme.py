@@ -12,37 +12,36 @@ from poetopt.util import __version__
 
 README_FLAGS = "-std=c99 -O2 -ffp-contract=off -fno-math-errno"
 _MAIN = """\
-| `main.c` | an example, to be replaced by your own: it reads batches (and hyperparameters), trains, \
+| `main.c` | an example program to replace by yours: it reads batches (and hyperparameters), trains, \
 and writes losses and results |
 """
 _BARE = """\
-| `po_startup.c`, `po.ld` | start-up and linker script: RAM is what the step takes and the stack, nothing is left over |
-| `main_sd.c` | in place of `main.c`: all is on an SD card on SPI; its first four functions are the board's |
-| `driver_nor.c` | `po_read` and `po_write` for NOR flash on SPI; two functions are the board's |
-| `po_libm.c` | functions of <math.h> that want no RAM |
-| `freestanding/` | headers for compilers that come without a C library (`-Ifreestanding`), such as zig |"""
+| `po_startup.c`, `po.ld` | start-up and linker script: RAM for the step and the stack, and no more |
+| `main_sd.c` | example instead of `main.c`, with all data on an SD card on SPI; adapt its first four functions |
+| `driver_nor.c` | `po_read` and `po_write` for NOR flash on SPI; write two functions for your board |
+| `po_libm.c` | functions of <math.h> that need no RAM |
+| `freestanding/` | headers for compilers without a C library (`-Ifreestanding`), such as zig |"""
 
 _STACK = """
-`po.ld` sets {:,} B aside for the stack, interrupts and drivers: `poetopt run --on {}` says what a compiler takes of it.
+`po.ld` reserves {:,} B for the stack, interrupts and drivers; `poetopt run --on {}` measures the stack of a step.
 """
 _PREDICTS = """\
-   To use the network between two steps: write `po_predict_inputs[k].address`, call `po_predict()`, and read
-   `po_outputs[k].address`. It takes no RAM beside that of a step, and changes nothing that lasts.
+   To predict between two steps, write the inputs to `po_predict_inputs[k].address`, call `po_predict()`, and read
+   `po_outputs[k].address`. A prediction takes no more RAM than a step, and keeps the training state.
 """
 _FED = "write the batch to `po_inputs[k].address`, and call `po_step()`. "
 _FED_IN_PARTS = """\
-a batch comes in {parts:,} parts. Write one of them after another to `po_inputs[k].address`, and call
-   `po_part(0)`, `po_part(1)`, ... behind each; gradients are summed over them. `po_step()` behind the last one makes a
-   step of them. """
+a batch has {parts:,} micro-batches. Write each to `po_inputs[k].address`, and call `po_part(0)`,
+   `po_part(1)`, ... after it; these sum the gradients. Call `po_step()` after the last one to complete the step. """
 
 
 def readme(program: DeviceProgram, target: Target, weight_bytes: int, *, plain: bool) -> str:
     """Instructions how a folder is built and called; a package, which isn't `plain`, has neither example nor board."""
     optimizer, parts = program.graph.optimizer, program.graph.parts
     updates = (
-        "Parameters are yours to change in between, at `po_parameters[k].address`."
+        "Update the parameters at `po_parameters[k].address`."
         if optimizer == "none"
-        else f"The step updates the parameters itself; {optimizer}'s numbers are at `po_hyperparameters[k].address`."
+        else f"The step updates the parameters; {optimizer}'s hyperparameters are at `po_hyperparameters[k].address`."
     )
     return text.filled(
         "README.md",
@@ -59,7 +58,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int, *, plain: 
             "stack": _STACK.format(program.plan.problem.stack_bytes or STACK_BYTES, target.name) if target.bare else "",
             "block_bytes": program.storage.block_bytes,
             "storage_bytes": f"{blocks(program) * program.storage.block_bytes:,}",
-            "weights_where": "blocks 0 and on of the storage" if program.weights else "flash",
+            "weights_where": "the first blocks of the storage" if program.weights else "flash",
             "weight_bytes": f"{weight_bytes:,}",
             "files": f"{_MAIN}{_BARE if target.bare else ''}" if plain else "",
             "build": _build(target),
@@ -69,7 +68,7 @@ def readme(program: DeviceProgram, target: Target, weight_bytes: int, *, plain: 
             "fed": _FED if parts == 1 else _FED_IN_PARTS.format(parts=parts),
             "call": "`po_step()`"
             if parts == 1
-            else f"`po_part()` for each of {parts:,} parts of a batch, then `po_step()`,",
+            else f"`po_part()` for each of {parts:,} micro-batches, then `po_step()`,",
         },
     )
 

@@ -165,11 +165,11 @@ def declared(tables: Mapping[int, ListedTable]) -> Iterator[str]:
         if table.of != index:
             continue
         if table.ids:
-            yield f"/* The rows of {comment(table.name)} that the batch uses, behind how many they are. */\n"
+            yield f"/* The number of rows of {comment(table.name)} that the batch uses, and these rows. */\n"
             yield f"#define {table.identifier} ((uint32_t *)PO_RESIDENT({table.numbers_at}u))\n\n"
         else:
             numbers = ", ".join(f"{number}u" for number in (len(table.fixed), *table.fixed))
-            yield f"/* The rows of {comment(table.name)} that every batch uses, behind how many they are. */\n"
+            yield f"/* The number of rows of {comment(table.name)} that every batch uses, and these rows. */\n"
             yield f"static const uint32_t {table.identifier}[{len(table.fixed) + 1}] = {{{numbers}}};\n\n"
 
 

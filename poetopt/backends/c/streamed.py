@@ -45,7 +45,7 @@ def streamed_code(
     parameters += [f"int {BEGUN}"] if sums else []
     told = [f"t{k}: {comment(problem.tensors[i].name)}" for k, i in enumerate(writer.tensors)]
     told += [f"b{k}: {comment(name)}, on storage" for k, name in enumerate(detail.streamed)]
-    head = f"/* operator {index}, way {number}: {comment(operator.name)} ({comment(operator.kind)})"
+    head = f"/* operator {index}, variant {number}: {comment(operator.name)} ({comment(operator.kind)})"
     head += "".join(f"\n   {line}" for line in told) + " */"
     body = "".join(f"    {line}\n" if line else "\n" for line in lines)
     text = f"{head}\nPO_STREAMED {function}({', '.join(parameters)})\n{{\n{body}    return 0;\n}}\n"

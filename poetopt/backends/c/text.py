@@ -41,10 +41,11 @@ def calls(routine: Routine) -> Iterator[tuple[int, str, str]]:
             code = routine.operators[target, moment.instruction.variant]
             given = [*operands(moment, code), *routine.stored(code)]
             call = f"{code.function}({', '.join(given)})"
-            yield moment.number, f"PO_TRY({call})" if code.stored else call, ""
+            yield moment.number, f"PO_TRY({call})" if code.stored else call, f" /* {comment(code.name)} */"
         elif action is not Action.FREE:
             call = routine.paged(target, f"PO_ARENA({moment.at[target]}u)", out=action is Action.PAGE_OUT)
-            yield moment.number, f"PO_TRY({call})", f" /* {comment(problem.tensors[target].name)} */"
+            verb = "write" if action is Action.PAGE_OUT else "read"
+            yield moment.number, f"PO_TRY({call})", f" /* {verb} {comment(problem.tensors[target].name)} */"
 
 
 def statements(routine: Routine, before: str) -> str:
@@ -81,9 +82,9 @@ def filled(name: str, values: Mapping[str, object]) -> str:
 def does(program: DeviceProgram) -> str:
     """Gives what a step consists of, in words."""
     if program.graph.forward_only:
-        return "the network alone, whose outputs are its results"
+        return "the forward pass, whose outputs are its results"
     optimizer = program.graph.optimizer
-    return "forward, loss and backward" + ("" if optimizer == "none" else f", and the update of {optimizer}")
+    return "forward, loss and backward" + ("" if optimizer == "none" else f", and the updates by {optimizer}")
 
 
 def header(program: DeviceProgram) -> str:
@@ -103,7 +104,7 @@ def header(program: DeviceProgram) -> str:
             "parameters": len(program.parameters),
             "hyperparameters": len(program.hyperparameters),
             "parts": program.graph.parts,
-            "fed": "step" if program.graph.parts == 1 else "part of a batch",
+            "fed": "step" if program.graph.parts == 1 else "micro-batch",
             "asked": len(program.asked),
             "outputs": len(program.outputs),
             "steps": _functions(program.graph),
@@ -165,7 +166,7 @@ def counting(program: DeviceProgram) -> str:
         return ""
     at, kind = _address(program, row), C_TYPES[row.tensor.dtype]
     return (
-        f"    {{\n        {kind} step; /* the number of the next one */\n"
+        f"    {{\n        {kind} step; /* the number of the next step, for the optimizer */\n"
         f"        (void)memcpy(&step, {at}, sizeof step);\n"
         f"        step++;\n        (void)memcpy({at}, &step, sizeof step);\n    }}\n"
     )
@@ -221,7 +222,7 @@ def checks(program: DeviceProgram) -> str:
         if limited:
             body = "".join(_check(program, row, found) for row, found in limited)
             functions += f"PO_ALONE int {name}(void)\n{{\n{body}    return PO_DONE;\n}}\n\n"
-    said = "/* Before anything changes: labels and their like within their ranges. */\n"
+    said = "/* Checks the ranges of labels, indices and targets before anything changes. */\n"
     return f"{''.join(kinds)}\n{said}{functions}" if functions else ""
 
 
@@ -267,7 +268,7 @@ def step(program: DeviceProgram) -> str:
             "operators": "\n".join(code.text for code in program.codes if code.text),
             "rows": "".join(declared(program.routines[0].tables)),
             "state": (
-                "/* What kernels keep from step to step. */\n"
+                "/* Data that kernels keep between steps. */\n"
                 f"#define po_state ((uint32_t *)PO_RESIDENT({program.resident.kept}u))\n\n"
                 if any(code.state for code in program.codes)
                 else ""

@@ -205,7 +205,7 @@ def _remedy(graph: Graph, input_limits: InputLimits, values: Array) -> str:
         input_limits.what == LABEL and isinstance(graph, TrainingGraph) and graph.loss_kind == "cross-entropy"
     )
     if is_cross_entropy and values[0] < 0 and not input_limits.ignored:
-        return f"; if it marks rows to ignore, solve with --with ignore-index={values[0]}"
+        return f"; if it marks rows to ignore, solve with --ignore-index {values[0]}"
     if input_limits.what == LABEL and values[0] > 0 and values[-1] == input_limits.most + 1:
         return "; classes count from 0: subtract 1, if these count from 1"
     return ""

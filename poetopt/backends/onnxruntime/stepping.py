@@ -58,7 +58,7 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
         if name not in known or name == STEP:
             names = ", ".join(n for n in known if n != STEP)
             optimizer = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
-            remedy = "--optimizer and --with clip-norm" if name == CLIP else "another --optimizer"
+            remedy = "--optimizer and --clip-norm" if name == CLIP else "another --optimizer"
             raise OptionError(f"{option}: the plan's optimizer is {optimizer}, which has {names}; solve with {remedy}")
         least, upper = _RANGES.get(name, (0.0, math.inf))
         try:

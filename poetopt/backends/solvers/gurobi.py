@@ -30,9 +30,9 @@ RESERVED = {
     "mipgap": "--gap",
     "mipgapabs": "--gap",
     "threads": "--threads",
-    "logfile": "--with log",
-    "outputflag": "--with log",
-    "logtoconsole": "--with log",
+    "logfile": "--log",
+    "outputflag": "--log",
+    "logtoconsole": "--log",
 }
 LICENCES = "https://www.gurobi.com/downloads (free for academic use)"
 

@@ -78,7 +78,7 @@ class HighsSession(MatrixSession):
                         file.write(event.message)
                 except OSError as error:
                     raise OutputError(
-                        f"--with log={path}: the file can't be written ({error.strerror}); give another path"
+                        f"--log {path}: the file can't be written ({error.strerror}); give another path"
                     ) from error
 
             solver.setOptionValue("log_to_console", False)
@@ -295,9 +295,9 @@ RESERVED = {
     "mip_rel_gap": "--gap",
     "mip_abs_gap": "--gap",
     "threads": "--threads",
-    "log_file": "--with log",
-    "output_flag": "--with log",
-    "log_to_console": "--with log",
+    "log_file": "--log",
+    "output_flag": "--log",
+    "log_to_console": "--log",
 }
 """HiGHS's options that poetopt sets itself, with poetopt's option."""
 

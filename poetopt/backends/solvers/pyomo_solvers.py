@@ -186,7 +186,7 @@ KNOWN = {
         reserved={
             **dict.fromkeys(("sec", "seconds", "timemode"), "--time-limit"),
             **dict.fromkeys(("ratiogap", "allowablegap"), "--gap"),
-            **dict.fromkeys(("solution", "printingoptions"), "--with log"),
+            **dict.fromkeys(("solution", "printingoptions"), "--log"),
             "threads": "--threads",
         },
     ),
@@ -387,7 +387,7 @@ SCIP_RESERVED = {
     "limits/gap": "--gap",
     "limits/absgap": "--gap",
     "parallel/maxnthreads": "--threads",
-    "display/verblevel": "--with log",
+    "display/verblevel": "--log",
 }
 
 

@@ -228,8 +228,8 @@ def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[
 
 
 def option_error(key: str, value: str, reason: str) -> OptionError:
-    """Return the error for a solver's option that can't be set; `told` is the reason."""
-    return OptionError(f"--with solver-option={key}={value}: {reason}")
+    """Return the error for a solver's option that can't be set; `reason` says why."""
+    return OptionError(f"--solver-option {key}={value}: {reason}")
 
 
 def unbounded() -> PoetError:

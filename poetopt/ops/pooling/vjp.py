@@ -53,7 +53,11 @@ declare("MaxPool", op=pool(
     flops=lambda c: c.n * c.window, numbers=Origin.BETWEEN, keeps_scores=True,
     attributes=sizes | {"storage_order": (0, 1)}, letters_streamed=axes.pool,
 ))  # fmt: skip
-declare("GlobalLpPool", "RoiAlign", op=Op(newest_opset=21))
+declare("GlobalLpPool", op=Op(newest_opset=21))
+declare("RoiAlign", op=Op(
+    newest_opset=21,
+    attributes={"mode": ("avg", "max"), "coordinate_transformation_mode": ("half_pixel", "output_half_pixel")},
+))  # fmt: skip
 declare("MaxRoiPool", op=Op(evaluation=Steps.UNKNOWN, newest_opset=21))
 declare("Resize", op=Op(
     flops=flops.interpolated("nearest"), blocked=(1, 2, 3), missing=(1,), settings=(1, 2, 3), keeps_scores=True,

@@ -1,4 +1,4 @@
-"""Goal `--with minimize=ram`: the least budget of a schedule within an energy and a deadline, with its proof.
+"""Goal `--minimize ram`: the least budget of a schedule within an energy and a deadline, with its proof.
 
 A budget without such a schedule, by the proof of a search, is a lower bound in the scope of that proof. A schedule that
 is found gives an upper bound, the bytes that it takes. Bisection narrows the range.
@@ -38,16 +38,15 @@ def limited(problem: Problem, options: Options, energy_j: float | None) -> Optio
     chosen = formulation(options.formulation)
     if chosen.goal is not ENERGY or not chosen.plans_count:
         raise OptionError(
-            f"--with minimize=ram: the formulation '{chosen.name}' has a goal or rules of its own. Leave --formulation "
-            "and the other --with out"
+            f"--minimize ram: the formulation '{chosen.name}' has a goal or rules of its own. Leave --formulation "
+            "and the other --block out"
         )
     if energy_j is None:
         return options
     baseline_j = chosen.baseline_j(problem)
     if energy_j < baseline_j * (1 - 1e-9):
         raise OptionError(
-            f"--with energy-limit={energy_j:.6g}J: one pass over all operators takes {baseline_j:.6g} J. Give at least "
-            "that"
+            f"--energy-limit {energy_j:.6g}J: one pass over all operators takes {baseline_j:.6g} J. Give at least that"
         )
     return replace(options, formulation=chosen.with_block(within(ENERGY, max(0.0, energy_j - baseline_j))))
 

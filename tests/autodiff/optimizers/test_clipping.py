@@ -167,7 +167,7 @@ def test_an_update_before_the_norm_is_refused() -> None:
 
 def test_without_an_optimizer_nothing_is_clipped() -> None:
     with pytest.raises(
-        OptionError, match=r"--with clip-norm: the step ends with gradients.*choose an optimizer with --optimizer"
+        OptionError, match=r"--clip-norm: the step ends with gradients.*choose an optimizer with --optimizer"
     ):
         with_updates(STEPS["lenet"], "none", clip=True)
     plain: Any = with_updates(STEPS["lenet"], "sgd")
@@ -210,7 +210,7 @@ def test_training_is_told_the_bound_and_a_checkpoint_knows_it(tmp_path: Path) ->
         assert trainer.hyperparameters[CLIP] == 0.25
     with pytest.raises(OptionError, match=r"--clip-norm 0: must be more than 0"):
         po.Trainer(plan, clip_norm=0.0)
-    with pytest.raises(OptionError, match=r"--clip-norm 2: .*solve with --optimizer and --with clip-norm"):
+    with pytest.raises(OptionError, match=r"--clip-norm 2: .*solve with --optimizer and --clip-norm"):
         po.Trainer(plan_of("small", "sgd"), clip_norm=2.0)
 
 

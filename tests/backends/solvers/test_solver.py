@@ -66,7 +66,7 @@ def test_an_interrupt_ends_the_program_too_and_keeps_the_best_schedule(tmp_path:
     log = tmp_path / "cbc.log"
     command = "solve resnet18-cifar --device m4 --ram 30% --scope depth:8 --gap 0 --backend cbc --json -"
     with subprocess.Popen(
-        [sys.executable, "-c", code, *command.split(), "--with", f"log={log!s}"],
+        [sys.executable, "-c", code, *command.split(), "--log", f"{log!s}"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -147,7 +147,7 @@ def test_the_least_ram_keeps_the_deadline_and_what_is_given_at_most() -> None:
         po.solve(problem, minimize="ram", energy_limit="2x", ram=most, threads=1)
     with pytest.raises(OptionError, match="one pass over all operators takes"):
         po.solve(problem, minimize="ram", energy_limit="90%")
-    with pytest.raises(OptionError, match="--with minimize=time: must be energy or ram"):
+    with pytest.raises(OptionError, match="--minimize time: must be energy or ram"):
         po.solve(problem, minimize="time")
 
 

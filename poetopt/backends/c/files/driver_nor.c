@@ -1,12 +1,12 @@
-/* Example of po_read and po_write for NOR flash on SPI (W25Q and its like), from its first byte on.
+/* Example of po_read and po_write for NOR flash on SPI (W25Q and similar chips), from its first byte on.
 
-   It erases a sector of 4,096 bytes as the first block of one is written, and programs what follows: the order in which
-   po_save() writes its copies, so that each sector is erased once a save, and the two copies take turns. Plans whose
-   steps write to the storage are refused: blocks that are written one by one would each erase a sector, thousands of
-   times a day; an SD card levels that. The device file says storage_erase_bytes = 4096.
+   po_write erases a sector of 4,096 bytes when it writes the sector's first block, and programs the following blocks.
+   This is the order in which po_save() writes a copy, so that a save erases each sector of one copy once. po_write fails
+   for plans whose steps write to the storage: single blocks would each erase a sector, thousands of times a day (an SD
+   card has wear levelling). The device file must have storage_erase_bytes = 4096.
 
-   Two functions are the board's: nor_select, which pulls the chip's select line, and nor_byte, which sends a byte and
-   returns the one that comes meanwhile. No RAM is used but the stack. */
+   Two functions depend on the board: nor_select drives the chip's select line, and nor_byte sends a byte and returns the
+   byte that is received meanwhile. The driver uses no RAM but the stack. */
 
 #include "po.h"
 
@@ -29,7 +29,7 @@ static void begin(uint8_t command, uint32_t address)
     }
 }
 
-/* Ends a command that changes the flash; 0 when that is done. */
+/* Ends a command that changes the flash, and waits for it; returns 0 on success. */
 static int done(void)
 {
     uint8_t status = BUSY;

@@ -1,17 +1,16 @@
-/* Example for Linux and its kin: reads batches, trains, and writes what came of it. Files stand for sensor and SD card.
+/* Example for Linux and similar systems: reads batches, trains, and writes losses and results. Files replace sensor and
+   SD card.
 
-   batches.bin   the inputs of each step, in the order of po_inputs, one step after another; where a step takes its batch
-                 in parts, one part after another
-   hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
-                 there, they stay
-   pages.bin     the storage that po_read and po_write use: a copy of po_storage.bin, with room behind; where it isn't
-                 there, it is made of that
-   losses.bin    is written: the loss of each step
-   results.bin   is written: after the last step, po_results and then po_parameters, in their order
-   asked.bin     po_predict_inputs, one after another, where there is such a file and po_predict
-   outputs.bin   is written: po_outputs of each of them, after the last step
+   batches.bin   input: tensors in the order of po_inputs, one step after another (one micro-batch after another if a
+                 step has several)
+   hyperparameters.bin   input, optional: po_hyperparameters, one step after another; after its end they don't change
+   pages.bin     the storage of po_read and po_write: po_storage.bin and free blocks; created from it if it is missing
+   losses.bin    output: the loss of each step
+   results.bin   output: po_results and then po_parameters, after the last step
+   asked.bin     input, optional: po_predict_inputs, one prediction after another
+   outputs.bin   output: po_outputs of each prediction, after the last step
 
-   It takes as many steps as batches.bin has batches. */
+   It runs a step for each batch of batches.bin. */
 
 #include <stdint.h>
 #include <stdio.h>
@@ -35,7 +34,7 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return seek(block) != 0 || fwrite(address, 1, bytes, pages) != bytes;
 }
 
-/* A tensor of a batch to its place, which may be on the storage; 0: done. */
+/* Reads a tensor from a file into RAM or onto the storage; returns 0 on success. */
 static int get(FILE *file, const po_tensor *tensor)
 {
     unsigned char piece[PO_BLOCK_BYTES];
@@ -52,7 +51,7 @@ static int get(FILE *file, const po_tensor *tensor)
     return 0;
 }
 
-/* 1: the file has these tensors for another step, and they are in their places. */
+/* Reads the tensors of the next step; returns 1 if the file has them. */
 static int next(FILE *file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
@@ -89,8 +88,8 @@ static int save(FILE *file, const po_tensor *tensors, uint32_t count)
     return 0;
 }
 
-/* The storage as it is before the first step. */
-static FILE *made(void)
+/* Creates the storage from po_storage.bin. */
+static FILE *create_storage(void)
 {
     unsigned char block[PO_BLOCK_BYTES];
     FILE *from = fopen("po_storage.bin", "rb");
@@ -105,7 +104,7 @@ static FILE *made(void)
     return storage;
 }
 
-/* A step whose first inputs are in their places; 0: done. */
+/* Runs a step; the inputs of the first micro-batch are already read. Returns 0 on success. */
 static int step(FILE *batches)
 {
 #if PO_PARTS > 1u
@@ -145,7 +144,7 @@ static int train(FILE *batches, FILE *numbers, FILE *losses)
 }
 
 #if PO_OUTPUTS > 0u
-/* What the network makes of the inputs of asked.bin, after all steps. */
+/* Predicts for the inputs of asked.bin, after all steps. */
 static int predict(void)
 {
     FILE *asked = fopen("asked.bin", "rb");
@@ -170,7 +169,7 @@ int main(void)
     int failed = batches == NULL || losses == NULL;
     pages = fopen("pages.bin", "r+b");
     if (pages == NULL) {
-        pages = made();
+        pages = create_storage();
     }
     if (failed || pages == NULL) {
         (void)fprintf(stderr, "batches.bin, losses.bin or pages.bin can't be opened\n");

@@ -1,16 +1,16 @@
 /* Example for a board with an SD card on SPI: batches, storage and results are on the card, in blocks of 512 bytes.
 
-   from block 0             the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
-   block PO_BLOCKS          how many steps to take (uint32_t, low byte first)
-   from PO_BLOCKS + 1       the inputs of each step in the order of po_inputs, one step after another; where a step takes
-                            its batch in parts, one part after another; each input begins with a block
-   behind them              is written: after the last step, po_results and then po_parameters; each begins with a block
+   from block 0             the storage of po_read and po_write: po_storage.bin, with room for PO_BLOCKS blocks
+   block PO_BLOCKS          input: the number of steps (uint32_t, little-endian)
+   from PO_BLOCKS + 1       input: tensors in the order of po_inputs, one step after another (one micro-batch after
+                            another if a step has several); each tensor begins with a block
+   after the inputs         output: po_results and then po_parameters, after the last step; each begins with a block
 
-   It begins with the newest generation that was saved, and saves one behind each step.
+   It restores the newest saved training state, and saves the state after each step.
 
-   The first four functions are the board's: here those of an LM3S6965, whose SSI0 has the card, and GPIO D0 its select
-   line. No RAM is used but the stack: what the card said of itself is asked for again at each transfer. Compiled with
-   PO_SEMIHOSTING it tells a debugger or an emulator when it is done; else it waits for ever. */
+   The first four functions depend on the board. These are for an LM3S6965 with the card on SSI0 and its select line on
+   GPIO D0. The program uses no RAM but the stack; each transfer therefore queries the card's addressing again. Compiled
+   with PO_SEMIHOSTING, it reports its end to a debugger or emulator; otherwise it waits for ever. */
 
 #include <stdint.h>
 
@@ -41,7 +41,7 @@ static void spi_begin(void)
 
 static void spi_select(int chosen) { REGISTER(GPIO_D + GPIO_D0) = chosen ? 0u : 1u; }
 
-/* Sends a byte, and returns the one that comes meanwhile. */
+/* Sends a byte, and returns the byte that is received meanwhile. */
 static uint8_t spi_byte(uint8_t byte)
 {
     REGISTER(SSI0 + SSI_DR) = byte;
@@ -65,7 +65,7 @@ static void done(void)
 enum { RESET = 0, CHECK = 8, LENGTH = 16, READ_BLOCK = 17, WRITE_BLOCK = 24, START = 41, APPLICATION = 55, OCR = 58 };
 enum { IDLE = 0x01, TOKEN = 0xFE, ACCEPTED = 0x05, TRIES = 100000 };
 
-/* The card's answer to a command; 0xFF where none comes. */
+/* Sends a command; returns the card's answer, or 0xFF if there is none. */
 static uint8_t command(uint8_t number, uint32_t argument)
 {
     uint8_t answer = 0xFF;
@@ -74,7 +74,7 @@ static uint8_t command(uint8_t number, uint32_t argument)
     for (int shift = 24; shift >= 0; shift -= 8) {
         (void)spi_byte((uint8_t)(argument >> shift));
     }
-    (void)spi_byte(number == RESET ? 0x95 : 0x87); /* checksums count until the card is in SPI mode */
+    (void)spi_byte(number == RESET ? 0x95 : 0x87); /* the card checks this until it is in SPI mode */
     for (int k = 0; k < 8 && (answer & 0x80u) != 0u; k++) {
         answer = spi_byte(0xFF);
     }
@@ -90,7 +90,7 @@ static uint32_t answer32(void)
     return value;
 }
 
-/* 0 when the card is ready. */
+/* Initialises the card; returns 0 when it is ready. */
 static int card_begin(void)
 {
     uint8_t answer = IDLE;
@@ -117,11 +117,11 @@ static int card_begin(void)
     return answer != 0u;
 }
 
-/* How the card counts: large ones blocks, others bytes. */
+/* Returns the card's address of a block: large cards count blocks, others bytes. */
 static uint32_t address_of(uint32_t block)
 {
     uint32_t large;
-    if ((command(OCR, 0u) & 0xFEu) != 0u) { /* a bit of an error; some say here that they are idle, and aren't */
+    if ((command(OCR, 0u) & 0xFEu) != 0u) { /* any error bit; some cards wrongly report that they are idle */
         return 0xFFFFFFFFu;
     }
     large = answer32() & 1u << 30;
@@ -138,11 +138,11 @@ static int wait_for(uint8_t byte)
     return 1;
 }
 
-/* The first `count` bytes of a block; the rest goes nowhere. */
+/* Reads the first `count` bytes of a block, and discards the rest. */
 static int block_in(uint32_t block, unsigned char *to, uint32_t count)
 {
     int failed = command(READ_BLOCK, address_of(block)) != 0u || wait_for(TOKEN) != 0;
-    for (uint32_t k = 0; !failed && k < PO_BLOCK_BYTES + 2u; k++) { /* and a checksum */
+    for (uint32_t k = 0; !failed && k < PO_BLOCK_BYTES + 2u; k++) { /* with two bytes of checksum */
         const uint8_t byte = spi_byte(0xFF);
         if (k < count) {
             to[k] = byte;
@@ -161,7 +161,7 @@ static int block_out(uint32_t block, const unsigned char *from, uint32_t count)
     for (uint32_t k = 0; k < PO_BLOCK_BYTES + 2u; k++) {
         (void)spi_byte(k < count ? from[k] : 0u);
     }
-    return (spi_byte(0xFF) & 0x1Fu) != ACCEPTED || wait_for(0xFF) != 0; /* it is busy while it writes */
+    return (spi_byte(0xFF) & 0x1Fu) != ACCEPTED || wait_for(0xFF) != 0; /* the card is busy while it writes */
 }
 
 static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
@@ -192,7 +192,7 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
 
 static uint32_t blocks(uint32_t bytes) { return (bytes + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES; }
 
-/* From block `from` on to block `to` on. */
+/* Copies `bytes` from block `from` on to block `to` on. */
 static int copy(uint32_t from, uint32_t to, uint32_t bytes)
 {
     unsigned char piece[PO_BLOCK_BYTES];
@@ -204,7 +204,7 @@ static int copy(uint32_t from, uint32_t to, uint32_t bytes)
     return failed;
 }
 
-/* Reads tensors from block `block` on, to RAM or to their place on the storage; the block behind them, or 0. */
+/* Reads tensors from block `block` on into RAM or onto the storage; returns the block after them, or 0 on failure. */
 static uint32_t next(uint32_t block, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
@@ -217,7 +217,7 @@ static uint32_t next(uint32_t block, const po_tensor *tensors, uint32_t count)
     return block;
 }
 
-/* Writes tensors; those that are on the storage stay there, and leave a gap. */
+/* Writes tensors from block `block` on, with gaps for those that are on the storage; returns the block after them. */
 static uint32_t save(uint32_t block, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
@@ -229,7 +229,7 @@ static uint32_t save(uint32_t block, const po_tensor *tensors, uint32_t count)
     return block;
 }
 
-/* What was learned last; the first values, where nothing was saved. */
+/* Restores the last saved training state, or loads the initial values if there is none. */
 static int begin(void)
 {
     int code = po_load();
@@ -240,7 +240,7 @@ static int begin(void)
     return code == PO_DAMAGED ? PO_DONE : code;
 }
 
-/* A step with the inputs from block `block` on; the block behind them, or 0. */
+/* Runs a step with the inputs from block `block` on; returns the block after them, or 0 on failure. */
 static uint32_t step(uint32_t block)
 {
 #if PO_PARTS > 1u

@@ -1,16 +1,15 @@
-/* Example for a board with a debugger, or an emulator: files of the host by semihosting stand for sensor and SD card.
+/* Example for a board with a debugger, or an emulator: files of the host, by semihosting, replace sensor and SD card.
 
-   batches.bin   the inputs of each step, in the order of po_inputs, one step after another; where a step takes its batch
-                 in parts, one part after another
-   hyperparameters.bin   po_hyperparameters of each step, in their order, one step after another; where it ends, or isn't
-                 there, they stay
-   pages.bin     the storage that po_read and po_write use: po_storage.bin, with room for PO_BLOCKS blocks
-   losses.bin    is written: the loss of each step
-   results.bin   is written: after the last step, po_results and then po_parameters, in their order
-   asked.bin     po_predict_inputs, one after another, where there is such a file and po_predict
-   outputs.bin   is written: po_outputs of each of them, after the last step
+   batches.bin   input: tensors in the order of po_inputs, one step after another (one micro-batch after another if a
+                 step has several)
+   hyperparameters.bin   input, optional: po_hyperparameters, one step after another; after its end they don't change
+   pages.bin     the storage of po_read and po_write: po_storage.bin, with room for PO_BLOCKS blocks
+   losses.bin    output: the loss of each step
+   results.bin   output: po_results and then po_parameters, after the last step
+   asked.bin     input, optional: po_predict_inputs, one prediction after another
+   outputs.bin   output: po_outputs of each prediction, after the last step
 
-   It takes as many steps as batches.bin has batches. Nothing but the stack is used beside po_ram. */
+   It runs a step for each batch of batches.bin. It uses no other RAM than that of the step and the stack. */
 
 #include <stdint.h>
 
@@ -40,14 +39,14 @@ static void file_close(int32_t file)
     (void)host(SYS_CLOSE, (uintptr_t)block);
 }
 
-/* Bytes that were not moved. */
+/* Reads or writes a file; returns the number of bytes that were not transferred. */
 static int32_t file_move(int32_t operation, int32_t file, const void *address, uint32_t bytes)
 {
     const uintptr_t block[3] = {(uintptr_t)file, (uintptr_t)address, bytes};
     return bytes ? host(operation, (uintptr_t)block) : 0;
 }
 
-/* The file is opened anew for each transfer, so that no handle has to be kept in RAM. */
+/* Transfers bytes of the storage. The file is opened for each transfer, so that no handle takes RAM. */
 static int page(int32_t operation, uint32_t block, const void *address, uint32_t bytes)
 {
     const int32_t file = file_open("pages.bin", 9u, CHANGE);
@@ -73,7 +72,7 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return page(SYS_WRITE, block, address, bytes);
 }
 
-/* A tensor of a batch to its place, which may be on the storage; 0: done. */
+/* Reads a tensor from a file into RAM or onto the storage; returns 0 on success. */
 static int get(int32_t file, const po_tensor *tensor)
 {
     unsigned char piece[64]; /* as in `save` */
@@ -93,7 +92,7 @@ static int get(int32_t file, const po_tensor *tensor)
     return failed;
 }
 
-/* 1: the file has these tensors for another step, and they are in their places. */
+/* Reads the tensors of the next step; returns 1 if the file has them. */
 static int next(int32_t file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
@@ -107,7 +106,7 @@ static int next(int32_t file, const po_tensor *tensors, uint32_t count)
 static void save(int32_t file, const po_tensor *tensors, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
-        unsigned char piece[64]; /* a stack is small, and a block is read in parts that it is a multiple of */
+        unsigned char piece[64]; /* the stack is small, and blocks are multiples of 64 bytes */
         const int32_t storage = tensors[k].address == 0 ? file_open("pages.bin", 9u, READ) : -1;
         const uintptr_t place[2] = {(uintptr_t)storage, (uintptr_t)tensors[k].block * PO_BLOCK_BYTES};
         if (tensors[k].address != 0) {
@@ -125,7 +124,7 @@ static void save(int32_t file, const po_tensor *tensors, uint32_t count)
     }
 }
 
-/* A step whose first inputs are in their places; 0: done. */
+/* Runs a step; the inputs of the first micro-batch are already read. Returns 0 on success. */
 static int step(int32_t batches)
 {
 #if PO_PARTS > 1u
@@ -177,7 +176,7 @@ static int train(void)
 }
 
 #if PO_OUTPUTS > 0u
-/* What the network makes of the inputs of asked.bin, after all steps. */
+/* Predicts for the inputs of asked.bin, after all steps. */
 static int predict(void)
 {
     const int32_t asked = file_open("asked.bin", 9u, READ);

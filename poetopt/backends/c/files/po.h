@@ -1,5 +1,5 @@
 /* Written by poetopt. One step of ${model}:
-   ${does}, scheduled by its plan. README.md says how it is built and called. */
+   ${does}, scheduled by its plan. README.md explains how to build and call it. */
 #ifndef PO_H
 #define PO_H
 
@@ -9,21 +9,21 @@
 extern "C" {
 #endif
 
-/* All RAM that the step takes beside the stack, to the byte. */
+/* All RAM that the step takes, except the stack. */
 #define PO_ARENA_BYTES ${arena_bytes}u
 #define PO_RESIDENT_BYTES ${resident_bytes}u
-/* Constants, in flash for good. */
+/* Constants in flash. */
 #define PO_FLASH_BYTES ${flash_bytes}u
 
-/* The storage that po_read and po_write move bytes from and to. Before the first step, po_storage.bin is at its start. */
+/* The storage of po_read and po_write. Before the first step, po_storage.bin must be at its start. */
 #define PO_BLOCK_BYTES ${block_bytes}u
 #define PO_BLOCKS ${blocks}u
-/* From this block on there are the copies of po_save(), each written from its first block to its last once a save. They
-   begin with erase blocks, if the device file says what these are: of flash, a driver erases one as its first block is
-   written. What is before them is written in any order. */
+/* First block of the copies of po_save(). Each save writes one copy, from its first block to its last. If the device file
+   has the size of erase blocks, copies start at one, so that a flash driver can erase it when its first block is
+   written. Blocks before the copies are written in any order. */
 #define PO_COPIES ${copies}u
 
-/* How many tensors the tables have. */
+/* Numbers of tensors in the tables. */
 #define PO_INPUTS ${inputs}u
 #define PO_RESULTS ${results}u
 #define PO_PARAMETERS ${parameters}u
@@ -31,28 +31,29 @@ extern "C" {
 #define PO_PREDICT_INPUTS ${asked}u
 #define PO_OUTPUTS ${outputs}u
 
-/* In how many parts a step takes its batch; po_inputs has room for one of them. */
+/* Number of micro-batches of a step; po_inputs has room for one of them. */
 #define PO_PARTS ${parts}u
 
 typedef struct {
     const char *name;
-    const char *type; /* of an element, in numpy's words */
-    void *address; /* 0: it isn't in RAM between steps */
+    const char *type; /* numpy's name of the elements' type */
+    void *address; /* 0 if it isn't in RAM between steps */
     uint32_t bytes;
-    uint32_t block; /* where it begins on the storage, if it isn't in RAM */
+    uint32_t block; /* its first block on the storage if it isn't in RAM */
 } po_tensor;
 
-/* To be written before each ${fed}, which may use their memory for something else: to their address or, where that is 0, to
-   their blocks on the storage. */
+/* Inputs. Write them before each ${fed}, which may overwrite them: to their address or, if that is 0, to their blocks on
+   the storage. */
 extern const po_tensor po_inputs[];
-/* There after a step: the loss or, without one, the outputs, then gradients where they are kept, then updated statistics. */
+/* Results of a step: the loss (or the outputs, if there is none), kept gradients, updated statistics. */
 extern const po_tensor po_results[];
-/* What is trained. It stays from step to step, and is the program's to change. Some may be on the storage. */
+/* Trained parameters. They persist between steps, and your program may change them. Some may be on the storage. */
 extern const po_tensor po_parameters[];
-/* Numbers of the optimizer, where the step updates the parameters (lr, ...). They stay until they are changed. */
+/* Hyperparameters of the optimizer (lr, ...), if the step updates the parameters. They keep their values until your
+   program changes them. */
 extern const po_tensor po_hyperparameters[];
 
-/* Where both begin is said here: what a compiler takes for granted of an array goes by what it sees of it. */
+/* The alignment is declared here, because compilers assume the alignment that they see in a declaration. */
 #if defined(__GNUC__)
 #define PO_ALIGNED __attribute__((aligned(8)))
 #else
@@ -62,40 +63,41 @@ extern PO_ALIGNED unsigned char po_arena[PO_ARENA_BYTES];
 extern PO_ALIGNED unsigned char po_resident[PO_RESIDENT_BYTES];
 extern const unsigned char po_flash[];
 
-/* What the functions below return. After PO_DATA nothing has changed. */
+/* Return values of the functions below. PO_DATA is returned before anything has changed. */
 enum {
     PO_DONE = 0,
-    PO_STORAGE = 1, /* po_read or po_write has returned something else than 0 */
-    PO_DATA = 2, /* a label, an index, a length or a truth of the inputs is out of its range */
-    PO_ABORTED = 3, /* PO_HOOK has ended the step */
-    PO_OTHER = 4, /* what was saved is of another network, plan or version */
-    PO_DAMAGED = 5, /* nothing that was saved is whole */
-    PO_MORE = 6 /* the budget of po_step_run is used up */
+    PO_STORAGE = 1, /* po_read or po_write returned a value other than 0 */
+    PO_DATA = 2, /* a label, index, length or target of the inputs is out of range */
+    PO_ABORTED = 3, /* PO_HOOK ended the step */
+    PO_OTHER = 4, /* the saved state is of another network, plan or version */
+    PO_DAMAGED = 5, /* no saved state is intact */
+    PO_MORE = 6 /* po_step_run used up its budget */
 };
 
-/* Between two instructions a step asks PO_HOOK(number), if that is defined as po_step.c is compiled, beside the header
-   PO_CONFIG that declares it (-DPO_HOOK=hook -DPO_CONFIG='"hook.h"'): feed a watchdog there, or let others run. All but
-   0 ends the step with PO_ABORTED; what was to last is of no step then, until po_load(), and po_restore() behind it. */
+/* If po_step.c is compiled with PO_HOOK and with the header PO_CONFIG that declares it (-DPO_HOOK=hook
+   -DPO_CONFIG='"hook.h"'), a step calls PO_HOOK(number) between two instructions: feed a watchdog there, or let other
+   tasks run. Any value other than 0 ends the step with PO_ABORTED. The training state is then incomplete: call po_load(),
+   then po_restore(). */
 
-/* Gives parameters and constants their values: the first ones, or those that po_save kept where some of them are on the
-   storage. Call it once after each reset, then po_restore() where they are all in RAM and have been saved. */
+/* Loads parameters and constants: the initial values or, if some of them are on the storage, those of po_save. Call it
+   once after each reset. If all parameters are in RAM and were saved, call po_restore() afterwards. */
 int po_load(void);
 
-/* All that lasts from step to step (parameters, statistics, optimizer states, the count of steps) as it is between two
-   steps, in two copies behind all else on the storage. po_save() writes over the older one, and its first block last:
-   wherever the power ends, po_restore() gives one whole generation, the newest. So a step that is cut short never
-   happened. They need a block on the stack. */
+/* Save and restore the training state (parameters, statistics, optimizer states, the count of steps) between two steps.
+   There are two copies at the end of the storage. po_save() overwrites the older one, and writes its head block last.
+   Wherever the power fails, po_restore() therefore restores the newest intact state; an interrupted step has no effect.
+   Both functions need a block on the stack. */
 int po_save(void);
 int po_restore(void);
 
 ${steps}int po_step(void);
 
 ${predicts}${selftest}
-/* Call it between one step and the next: running statistics take the place of those before the step. */
+/* Call it between two steps: it replaces the running statistics by the updated ones. */
 void po_carry(void);
 
-/* Yours to write: move `bytes` between RAM and the storage, from the start of block `block` on. They return 0 when that
-   is done. Of the last block, `bytes` may end anywhere: no other byte of RAM may be changed. */
+/* Write these two functions. They move `bytes` between RAM and the storage, from the start of block `block` on, and
+   return 0 on success. `bytes` may end within the last block; po_read must not change RAM beyond it. */
 int po_read(uint32_t block, void *address, uint32_t bytes);
 int po_write(uint32_t block, const void *address, uint32_t bytes);
 

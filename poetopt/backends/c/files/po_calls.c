@@ -1,4 +1,4 @@
-/* PO_NEXT has the number of the plan's instruction. */
+/* The number of PO_NEXT is that of the plan's instruction. */
 ${head}
 {
 ${begin}${statements}    return PO_DONE;

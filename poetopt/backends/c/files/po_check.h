@@ -1,11 +1,11 @@
-/* Whether numbers lie in what they choose from. */
+/* Range checks of labels, indices and targets. */
 #ifndef PO_CHECK_H
 #define PO_CHECK_H
 
 #include <stdint.h>
 #include <string.h>
 
-/* 1 where one of `count` integers is neither in least..most nor `ignored`. */
+/* Returns 1 if one of `count` integers is neither in least..most nor `ignored`. */
 #define PO_BEYOND(type)                                                                                       \
     static inline int po_beyond_##type(const void *data, uint32_t count, int64_t least, int64_t most,         \
                                        int64_t ignored)                                                       \
@@ -20,7 +20,7 @@
         return 0;                                                                                             \
     }
 
-/* 1 where one of `count` floats isn't in 0..1. */
+/* Returns 1 if one of `count` floats isn't in 0..1. */
 #define PO_UNTRUE(type)                                                                                       \
     static inline int po_untrue_##type(const void *data, uint32_t count)                                      \
     {                                                                                                         \

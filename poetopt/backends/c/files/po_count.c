@@ -1,18 +1,18 @@
-/* Counts what Unicorn executes, block by block, operator by operator: it calls this before each block.
+/* Counts the instructions that Unicorn executes for each operator. Unicorn calls po_count before each basic block.
 
-   A step calls its operators in a known order, so that the next one begins where a block of the schedule is followed by
-   the entry of an operator's function; it ends with the next block of the schedule. What it calls is counted with it. */
+   A step calls its operators in a known order. An operator begins when a block of the schedule is followed by the entry
+   of an operator's function, and ends at the next block of the schedule. Functions that it calls count for it. */
 #include <stdint.h>
 
 enum { SCHEDULE = 1, ENTRY = 2 };
 
 struct counts {
     uint64_t base, halfwords, columns;
-    const uint64_t *before; /* [halfwords + 1][columns]: what lies before each halfword */
-    const uint8_t *kind;    /* of the block that begins at a halfword */
-    const uint32_t *order;  /* operators, as a step calls them */
-    uint64_t calls, rest;   /* how many calls; the row of what is no operator's */
-    uint64_t *sums;         /* [rest + 1][columns + 1]: the last column counts branches that were taken */
+    const uint64_t *before; /* [halfwords + 1][columns]: counts of all instructions before each halfword */
+    const uint8_t *kind;    /* kind of the block that begins at a halfword */
+    const uint32_t *order;  /* operators in the order of a step */
+    uint64_t calls, rest;   /* number of calls; the row for code outside operators */
+    uint64_t *sums;         /* [rest + 1][columns + 1]: the last column counts taken branches */
     uint64_t call, row, end, last;
 };
 

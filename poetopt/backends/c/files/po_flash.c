@@ -1,4 +1,4 @@
-/* Written by poetopt: constants of ${model}, which stay in flash. */
+/* Written by poetopt: constants of ${model} in flash. */
 
 #include "po.h"
 

@@ -1,9 +1,8 @@
-/* Functions of <math.h> in float32 that want no RAM: those of C libraries keep an error number there.
+/* Functions of <math.h> in float32 that need no RAM; C libraries keep errno there.
 
-   Polynomials and reductions are those of the Cephes library (S. L. Moshier, netlib.org/cephes, single precision);
-   exp, log and tanh are off by 1.5 units in the last place at most, erf by 2.5, where the result is a normal number; so
-   are sin and cos for arguments up to some hundreds. powf is exp(y log x), and off by as many units more as |y log x|
-   is large. */
+   Polynomials and reductions are those of the Cephes library (S. L. Moshier, netlib.org/cephes, single precision).
+   Where the result is a normal number, exp, log and tanh are off by at most 1.5 units in the last place, and erf by 2.5;
+   sin and cos by some 1.5 for arguments up to some hundreds. powf is exp(y log x); its error grows with |y log x|. */
 
 #include <math.h>
 #include <stdint.h>
@@ -33,7 +32,7 @@ static float polynomial(float x, const float *c, int n)
     return sum;
 }
 
-/* 2^k for -252 <= k <= 254, in two factors, so that subnormal results are rounded once. */
+/* x 2^k for -252 <= k <= 254, by two factors, so that subnormal results are rounded once. */
 static float scaled(float x, int k)
 {
     const int half = k / 2;
@@ -62,7 +61,7 @@ float fminf(float a, float b)
 
 float truncf(float x)
 {
-    /* From 2^23 on every float is whole. */
+    /* Every float from 2^23 on is an integer. */
     return fabsf(x) < 8388608.0f ? copysignf((float)(int32_t)x, x) : x;
 }
 
@@ -80,7 +79,7 @@ float ceilf(float x)
 
 float rintf(float x)
 {
-    /* A sum with 2^23 has no place for a fraction: it is rounded to the nearest even one. */
+    /* A sum with 2^23 has no bits for a fraction, so that it is rounded, halves to even. */
     const volatile float shift = copysignf(8388608.0f, x);
     const volatile float sum = x + shift;
     return fabsf(x) < 8388608.0f ? copysignf(sum - shift, x) : x;
@@ -93,7 +92,7 @@ float sqrtf(float x)
     __asm__("vsqrt.f32 %0, %1" : "=t"(root) : "t"(x));
     return root;
 #else
-    /* Bit by bit on whole numbers, and rounded to nearest. */
+    /* Integer square root bit by bit, rounded to nearest. */
     uint32_t bits = bits_of(x);
     int exponent = (int)(bits >> 23);
     uint32_t rest = bits & 0x7FFFFFu;
@@ -253,7 +252,7 @@ float powf(float x, float y)
     return x < 0.0f && odd ? -made : made;
 }
 
-/* Of doubles, for the few scalars that an optimizer computes from its numbers in each step. */
+/* Functions of doubles, for the few scalars that an optimizer computes in each step. */
 double sqrt(double x)
 {
     double root = (double)sqrtf((float)x);

@@ -1,12 +1,12 @@
-/* What `poetopt run --on host` runs a step with: poisoned memory, a painted stack, a clock.
+/* Program of `poetopt run --on host`: runs a step in poisoned memory, and measures its stack and its time.
 
-   batches.bin   the inputs, in the order of po_inputs; of a batch in parts, one part after another
+   batches.bin   input: tensors in the order of po_inputs, one micro-batch after another
    pages.bin     the storage
-   results.bin   is written: po_results and po_parameters after a step in poisoned memory, and again after another one
-   asked.bin     po_predict_inputs, one after another, where there are any
-   outputs.bin   is written: po_outputs of each of them, after the first of these steps
+   results.bin   output: po_results and po_parameters after a step in poisoned memory, and again after another step
+   asked.bin     input, optional: po_predict_inputs, one prediction after another
+   outputs.bin   output: po_outputs of each prediction, after the first of these steps
 
-   po_measure SECONDS prints the bytes of stack that a step takes, then nanoseconds of steps, for about so long. */
+   po_measure SECONDS prints the bytes of stack that a step takes, then the nanoseconds of each step, for SECONDS. */
 
 #define _POSIX_C_SOURCE 200809L
 #include <pthread.h>
@@ -35,7 +35,7 @@ int po_write(uint32_t block, const void *address, uint32_t bytes)
     return fseek(pages, (long)block * (long)PO_BLOCK_BYTES, SEEK_SET) != 0 || fwrite(address, 1, bytes, pages) != bytes;
 }
 
-/* What a step has changed on the storage is as it was. */
+/* Undoes the changes of a step on the storage. */
 static int restore(void)
 {
     unsigned char block[PO_BLOCK_BYTES];
@@ -51,7 +51,7 @@ static int restore(void)
     return failed;
 }
 
-/* The inputs of a part to their places, which may be on the storage; without parts, those of the batch. */
+/* Writes the inputs of a micro-batch to RAM or to the storage. */
 static int feed(uint32_t part)
 {
     const unsigned char *from = batch + part * batch_bytes / PO_PARTS;
@@ -68,7 +68,7 @@ static int feed(uint32_t part)
     return failed;
 }
 
-/* The whole batch to memory that isn't the step's, where that isn't done. */
+/* Reads the whole batch into separate memory, once. */
 static int get(void)
 {
     FILE *file = batch == NULL ? fopen("batches.bin", "rb") : NULL;
@@ -89,7 +89,7 @@ static int prepare(void)
     return get() != 0 || restore() != 0 || po_load() != 0 || feed(0u) != 0;
 }
 
-/* A step whose first inputs are in their places. */
+/* Runs a step; the inputs of the first micro-batch are already written. */
 static int step(void)
 {
 #if PO_PARTS > 1u
@@ -129,7 +129,7 @@ static int save(FILE *file)
     return failed;
 }
 
-/* A tensor to its place, which may be on the storage; 0: the file has it. */
+/* Reads a tensor into RAM or onto the storage; returns 0 on success. */
 static int take(FILE *file, const po_tensor *tensor)
 {
     unsigned char piece[PO_BLOCK_BYTES];
@@ -145,7 +145,7 @@ static int take(FILE *file, const po_tensor *tensor)
     return failed;
 }
 
-/* What the network makes of the inputs of asked.bin. */
+/* Predicts for the inputs of asked.bin. */
 static int predict(void)
 {
 #if PO_OUTPUTS > 0u
@@ -170,7 +170,7 @@ static int predict(void)
 #endif
 }
 
-/* Runs on `stack`, which is painted: what isn't any more afterwards, below `top`, the step took. */
+/* Runs a step on the painted `stack`. The bytes below `top` that have changed are the stack of the step. */
 static void *deep(void *failed)
 {
     unsigned char top = 0;

@@ -1,5 +1,5 @@
 
-/* A batch in parts: where the loss of a part is, and the sum of the losses of those so far. */
+/* The loss of a micro-batch, and the sum of the losses so far. */
 #define PO_LOSS PO_RESIDENT(${loss}u)
 #define PO_LOSSES PO_RESIDENT(${losses}u)
 

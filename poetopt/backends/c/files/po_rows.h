@@ -1,4 +1,5 @@
-/* Rows of tables: which a batch uses, and moving them between RAM and storage. A list has its length first. */
+/* Rows of embedding tables that a batch uses, and their transfers between RAM and storage. A list of rows begins with its
+   length. */
 #ifndef PO_ROWS_H
 #define PO_ROWS_H
 
@@ -12,8 +13,8 @@
 #define PO_ROWS static
 #endif
 
-/* Lists the rows that `ids` names, each once, in the order in which they come, and has `ids` name their places. Of a
-   table of `length` rows, negative numbers count from the end. */
+/* Lists the distinct rows of `ids` in order of appearance, and replaces each number by its position in the list. Negative
+   numbers count from the end of the table of `length` rows. */
 #define PO_ROWS_USED(NAME, INDEX)                                                    \
     PO_ROWS void NAME(uint32_t *rows, INDEX *ids, uint32_t count, uint32_t length)   \
     {                                                                                \
@@ -34,7 +35,7 @@
 PO_ROWS_USED(po_rows_used_int64, int64_t)
 PO_ROWS_USED(po_rows_used_int32, int32_t)
 
-/* Rows of `bytes` bytes, each from a block on, `blocks` of them. */
+/* Read and write rows of `bytes` bytes; each row has `blocks` blocks on the storage. */
 PO_ROWS int po_rows_in(const uint32_t *rows, uint32_t block, uint32_t blocks, void *address, uint32_t bytes)
 {
     unsigned char *to = address;

@@ -1,25 +1,25 @@
-/* Written by poetopt: whole generations of what ${model} has learned, in two copies on the storage. */
+/* Written by poetopt: saves and restores the training state of ${model}, in two copies on the storage. */
 
 #include <string.h>
 
 #include "po.h"
 
-/* A copy is what lasts from step to step, each piece from a block of its own on, and a block that says what the copy is.
-   That is written last: until then, and wherever the power ends, the other copy is whole. */
+/* A copy consists of the training state, each tensor from a separate block on, and of a head block. The head is written
+   last: until then, wherever the power fails, the other copy is intact. */
 #define MAGIC 0x706f7031u
 #define COPY(which) (${first}u + (which) * ${blocks}u)
 #define HEAD(which) (COPY(which) + ${data}u)
 #define KEPT ${count}u
 
-/* A function with a block on the stack is never inlined: another one would be there in the caller. */
+/* Functions with a block on the stack are never inlined, so that a caller doesn't have several blocks there. */
 #if defined(__GNUC__)
-#define HOLDING static __attribute__((noinline))
+#define HAS_BLOCK static __attribute__((noinline))
 #else
-#define HOLDING static
+#define HAS_BLOCK static
 #endif
 
 typedef struct {
-    unsigned char *address; /* 0: it is on the storage */
+    unsigned char *address; /* 0 if it is on the storage */
     uint32_t bytes;
     uint32_t block;
 } kept;
@@ -31,8 +31,8 @@ typedef struct {
     uint32_t magic;
     uint32_t generation; /* from 1 on */
     uint32_t network[4];
-    uint32_t data;  /* the checksum of all of it */
-    uint32_t check; /* and of what is before this here */
+    uint32_t data;  /* checksum of the training state */
+    uint32_t check; /* checksum of the fields above */
 } head;
 
 static const uint32_t network[4] = {${network}};
@@ -52,10 +52,10 @@ static uint32_t sum(uint32_t crc, const unsigned char *data, uint32_t bytes)
     return ~crc;
 }
 
-static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
+static uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 
-/* What a copy says of itself: PO_DONE where it is a head of this network. */
-static int about(uint32_t which, head *found)
+/* Reads the head of a copy; returns PO_DONE if it is one of this network. */
+static int read_head(uint32_t which, head *found)
 {
     if (po_read(HEAD(which), found, (uint32_t)sizeof *found) != 0) {
         return PO_STORAGE;
@@ -66,16 +66,16 @@ static int about(uint32_t which, head *found)
     return memcmp(found->network, network, sizeof network) == 0 ? PO_DONE : PO_OTHER;
 }
 
-/* Goes through a copy: `into` 1 writes to it what lasts, 0 takes it from there, -1 only looks, 2 looks at what lasts
-   instead; the checksum of that. */
-HOLDING int through(uint32_t which, int into, uint32_t *crc)
+/* Visits a copy block by block, and computes the checksum. `into` is 1 to save the training state, 0 to restore it, -1 to
+   check the copy, and 2 to check the training state. */
+HAS_BLOCK int visit_copy(uint32_t which, int into, uint32_t *crc)
 {
     uint32_t there = COPY(which);
     *crc = 0;
     for (uint32_t k = 0; k < KEPT; k++) {
         for (uint32_t at = 0; at < all[k].bytes; at += PO_BLOCK_BYTES, there++) {
             unsigned char piece[PO_BLOCK_BYTES];
-            const uint32_t bytes = least(all[k].bytes - at, PO_BLOCK_BYTES);
+            const uint32_t bytes = smaller(all[k].bytes - at, PO_BLOCK_BYTES);
             const uint32_t block = all[k].block + at / PO_BLOCK_BYTES;
             if (into > 0 && all[k].address != 0) {
                 (void)memcpy(piece, all[k].address + at, bytes);
@@ -101,7 +101,7 @@ int po_save(void)
     int code;
     po_carry();
     for (uint32_t k = 0; k < 2u; k++) {
-        code = about(k, &heads[k]);
+        code = read_head(k, &heads[k]);
         if (code == PO_STORAGE) {
             return code;
         }
@@ -109,10 +109,10 @@ int po_save(void)
             heads[k].generation = 0;
         }
     }
-    which = heads[1].generation < heads[0].generation ? 1u : 0u; /* over the older one */
+    which = heads[1].generation < heads[0].generation ? 1u : 0u; /* the older copy */
     next.generation = heads[1u - which].generation + 1u;
     (void)memcpy(next.network, network, sizeof network);
-    code = through(which, 1, &next.data);
+    code = visit_copy(which, 1, &next.data);
     if (code != PO_DONE) {
         return code;
     }
@@ -126,7 +126,7 @@ int po_restore(void)
     int codes[2];
     uint32_t which;
     for (uint32_t k = 0; k < 2u; k++) {
-        codes[k] = about(k, &heads[k]);
+        codes[k] = read_head(k, &heads[k]);
         if (codes[k] == PO_STORAGE) {
             return PO_STORAGE;
         }
@@ -135,9 +135,9 @@ int po_restore(void)
     for (uint32_t tries = 0; tries < 2u; tries++, which = 1u - which) {
         uint32_t crc;
         if (codes[which] == PO_DONE) {
-            int code = through(which, -1, &crc);
+            int code = visit_copy(which, -1, &crc);
             if (code == PO_DONE && crc == heads[which].data) {
-                return through(which, 0, &crc);
+                return visit_copy(which, 0, &crc);
             }
             if (code != PO_DONE) {
                 return code;

@@ -1,15 +1,15 @@
 
-/* The self-test: inputs that both this and the program that wrote it draw alike, and what came out there. */
+/* The self-test: this program and poetopt draw the same inputs, and poetopt has written down the expected results. */
 typedef struct {
     int32_t least;
     uint32_t span;
     float unit;
-    uint32_t later; /* elements before those of part 1 */
+    uint32_t later; /* elements of micro-batch 0 */
 } drawn;
 
 typedef struct {
-    double total; /* of the elements, each with a sign */
-    double most;  /* how far off it may be; less than 0: no float, any will do */
+    double total; /* sum of the elements, each with a pseudo-random sign */
+    double most;  /* largest deviation of the sum; negative for integers, which are not compared */
 } expected;
 
 static const drawn inputs[] = {
@@ -40,7 +40,7 @@ static uint32_t mixed(uint32_t number, uint32_t salt)
 static uint32_t element_bytes(const char *type)
 {
     const size_t last = strlen(type) - 1u;
-    return type[last] == '4' ? 8u : type[last] == '2' ? 4u : 1u; /* 64, 32, else 8 bits or bool */
+    return type[last] == '4' ? 8u : type[last] == '2' ? 4u : 1u; /* 64 or 32 bits, otherwise 8 bits or bool */
 }
 
 static void draw(const drawn *how, const char *type, uint32_t number, uint32_t salt, unsigned char *to)
@@ -49,7 +49,7 @@ static void draw(const drawn *how, const char *type, uint32_t number, uint32_t s
     const float single = (float)whole * how->unit;
     const double both = (double)single;
     if (type[0] != 'f') {
-        (void)memcpy(to, &whole, element_bytes(type)); /* low bytes first */
+        (void)memcpy(to, &whole, element_bytes(type)); /* little-endian */
     } else if (element_bytes(type) == 4u) {
         (void)memcpy(to, &single, sizeof single);
     } else {
@@ -57,14 +57,14 @@ static void draw(const drawn *how, const char *type, uint32_t number, uint32_t s
     }
 }
 
-HOLDING int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uint32_t part)
+HAS_BLOCK int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uint32_t part)
 {
     for (uint32_t k = 0; k < count; k++) {
         const po_tensor *t = &tensors[k];
         const uint32_t size = element_bytes(t->type);
         for (uint32_t at = 0; at < t->bytes; at += PO_BLOCK_BYTES) {
             unsigned char piece[PO_BLOCK_BYTES];
-            const uint32_t bytes = least(t->bytes - at, PO_BLOCK_BYTES);
+            const uint32_t bytes = smaller(t->bytes - at, PO_BLOCK_BYTES);
             for (uint32_t i = 0; i < bytes; i += size) {
                 draw(&how[k], t->type, (at + i) / size + part * how[k].later, k, piece + i);
             }
@@ -78,7 +78,7 @@ HOLDING int fill(const po_tensor *tensors, const drawn *how, uint32_t count, uin
     return PO_DONE;
 }
 
-HOLDING int came_out(const po_tensor *tensors, const expected *all, uint32_t count)
+HAS_BLOCK int compare(const po_tensor *tensors, const expected *all, uint32_t count)
 {
     for (uint32_t k = 0; k < count; k++) {
         const po_tensor *t = &tensors[k];
@@ -86,7 +86,7 @@ HOLDING int came_out(const po_tensor *tensors, const expected *all, uint32_t cou
         double total = -all[k].total;
         for (uint32_t at = 0; all[k].most >= 0.0 && at < t->bytes; at += PO_BLOCK_BYTES) {
             unsigned char piece[PO_BLOCK_BYTES];
-            const uint32_t bytes = least(t->bytes - at, PO_BLOCK_BYTES);
+            const uint32_t bytes = smaller(t->bytes - at, PO_BLOCK_BYTES);
             if (t->address != 0) {
                 (void)memcpy(piece, (const unsigned char *)t->address + at, bytes);
             } else if (po_read(t->block + at / PO_BLOCK_BYTES, piece, bytes) != 0) {
@@ -103,20 +103,21 @@ HOLDING int came_out(const po_tensor *tensors, const expected *all, uint32_t cou
                 total += (mixed((at + i) / size, 977u) & 1u) != 0u ? value : -value;
             }
         }
-        if (all[k].most >= 0.0 && !(total <= all[k].most && -total <= all[k].most)) { /* or no number */
+        if (all[k].most >= 0.0 && !(total <= all[k].most && -total <= all[k].most)) { /* also true for NaN */
             return PO_DAMAGED;
         }
     }
     return PO_DONE;
 }
 
-static int golden(void)
+/* Runs a prediction and a step, and compares their results. */
+static int compare_step(void)
 {
     int code;
 #if PO_OUTPUTS > 0u
     code = fill(po_predict_inputs, asked, PO_PREDICT_INPUTS, 0u);
     code = code == PO_DONE ? po_predict() : code;
-    code = code == PO_DONE ? came_out(po_outputs, outputs, PO_OUTPUTS) : code;
+    code = code == PO_DONE ? compare(po_outputs, outputs, PO_OUTPUTS) : code;
     if (code != PO_DONE) {
         return code;
     }
@@ -129,24 +130,24 @@ static int golden(void)
     }
 #endif
     code = code == PO_DONE ? po_step() : code;
-    code = code == PO_DONE ? came_out(po_results, results, PO_RESULTS) : code;
-    return code == PO_DONE ? came_out(po_parameters, parameters, PO_PARAMETERS) : code;
+    code = code == PO_DONE ? compare(po_results, results, PO_RESULTS) : code;
+    return code == PO_DONE ? compare(po_parameters, parameters, PO_PARAMETERS) : code;
 }
 
 int po_selftest(void)
 {
     uint32_t crc;
     int code, again;
-    (void)memset(po_resident, 0, PO_RESIDENT_BYTES); /* what has no first value counts as zeros */
+    (void)memset(po_resident, 0, PO_RESIDENT_BYTES); /* the checksum needs zeros where there is no initial value */
     code = po_load();
-    code = code == PO_DONE ? through(0u, 2, &crc) : code;
+    code = code == PO_DONE ? visit_copy(0u, 2, &crc) : code;
     if (code != PO_DONE) {
         return code;
     }
     if (crc != ${first}u || sum(0u, po_flash, PO_FLASH_BYTES) != ${flash}u) {
         return PO_DAMAGED;
     }
-    code = golden();
+    code = compare_step();
     again = po_load();
     return code != PO_DONE ? code : again;
 }

@@ -1,5 +1,5 @@
-/* Begins with po_load(), draws a batch, holds what a prediction and a step make of it against what onnxruntime made of
-   it, within rounding, and ends with po_load(): what wasn't saved is lost, as after a reset. PO_DAMAGED: parameters or
-   constants aren't the first ones (nor are those that were trained on storage and saved), or other numbers come out. */
+/* Calls po_load(), draws a batch, and compares a prediction and a step with the results of onnxruntime, up to rounding.
+   It ends with po_load(), so that an unsaved training state is lost, as after a reset. It returns PO_DAMAGED if results
+   differ, or if parameters or constants don't have their initial values (for example after training on storage). */
 int po_selftest(void);
 

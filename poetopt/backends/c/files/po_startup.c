@@ -1,7 +1,7 @@
-/* Start-up of a bare Cortex-M: the vector table, and what runs before main.
+/* Start-up of a bare Cortex-M: the vector table, and the code that runs before main.
 
-   The linker script says where the stack ends. Nothing has to be cleared or copied: po_load writes the resident
-   region, and the arena holds nothing before a step. */
+   The linker script defines the top of the stack. Start-up clears and copies no memory: po_load writes the resident
+   region, and the arena is empty before a step. */
 
 #include <stdint.h>
 

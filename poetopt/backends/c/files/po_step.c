@@ -9,13 +9,13 @@
 #endif
 ${includes}
 #if defined(__FAST_MATH__)
-#error "-ffast-math gives other sums than those that were checked"
+#error "-ffast-math changes the results; compile without it"
 #endif
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "constants are written for little-endian machines"
+#error "the constants are little-endian, and this machine is not"
 #endif
 
-/* One function an operator. It is never inlined or cloned, so that it gives the same bits at each call. */
+/* A function for each operator. It is never inlined or cloned, so that each call gives the same bits. */
 #if defined(__clang__)
 #define PO_ALONE static __attribute__((noinline))
 #elif defined(__GNUC__)
@@ -24,16 +24,16 @@ ${includes}
 #define PO_ALONE static
 #endif
 #define PO_OPERATOR PO_ALONE void
-/* One that reads from storage or writes there while it runs, and returns PO_STORAGE where that failed. */
+/* An operator that reads or writes storage while it runs; it returns PO_STORAGE if that fails. */
 #define PO_STREAMED PO_ALONE int
 
 #define PO_AT(base, offset) ((void *)((unsigned char *)(base) + (offset)))
 #define PO_ARENA(offset) PO_AT(po_arena, offset)
 #define PO_RESIDENT(offset) PO_AT(po_resident, offset)
-/* Constants, which are read in place: kernels write to none of them. */
+/* Constants, which kernels read in place. */
 #define PO_FLASH(offset) ((const void *)(po_flash + (offset)))
 
-/* What moves bytes, and what calls such functions: each has codes of its own. */
+/* PO_TRY checks a transfer, PO_PASS a function that returns one of the codes of po.h. */
 #define PO_TRY(call)               \
     do {                           \
         if ((call) != 0) {         \
@@ -48,7 +48,7 @@ ${includes}
         }                          \
     } while (0)
 
-/* What a step asks between two instructions. */
+/* The call of PO_HOOK between two instructions. */
 #ifdef PO_HOOK
 #define PO_HOOKED(number) (PO_HOOK(number) != 0)
 #else
@@ -61,7 +61,7 @@ ${includes}
         }                         \
     } while (0)
 
-/* What stands before each instruction of a step that may pause. */
+/* Macros of a step that can pause between instructions. */
 #ifdef PO_BUDGET
 #define PO_BEGIN                \
     const uint32_t from = *at;  \

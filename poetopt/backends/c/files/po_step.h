@@ -1,6 +1,6 @@
-/* A step in pieces, where po_step.c is compiled with -DPO_BUDGET: until the plan's instruction `*at` + `budget`, from
-   `*at` on, which is 0 where a step begins and is set here. PO_MORE: there is more to do, and nothing else of these
-   functions may be called meanwhile. */
+/* Runs up to `budget` instructions of a step from instruction `*at` on, if po_step.c is compiled with -DPO_BUDGET. Set
+   `*at` to 0 before a step; the function advances it. PO_MORE: the step isn't finished; call it again, and no other of
+   these functions before that. */
 int po_step_run(uint32_t *at, uint32_t budget);
 
-/* One step. Where it doesn't return PO_DONE there are no results. */
+/* Runs one step. There are no results unless it returns PO_DONE. */

@@ -1,10 +1,10 @@
-/* Written by poetopt: the RAM of ${model}, and what lies where in it. */
+/* Written by poetopt: the RAM of ${model}, and the addresses of its tensors. */
 
 #include <string.h>
 
 #include "po.h"
 
-/* Sections of their own, so that a linker script can place them. Nothing has to be cleared. */
+/* Separate sections, so that a linker script can place them. They needn't be cleared. */
 #if defined(__GNUC__) && !defined(__APPLE__)
 #define PO_PLACE(name) __attribute__((section(name)))
 #else

@@ -1,4 +1,4 @@
-/* Written by poetopt: first values of parameters and constants of ${model}, in flash. */
+/* Written by poetopt: initial values of parameters and constants of ${model}, in flash. */
 
 #include <string.h>
 

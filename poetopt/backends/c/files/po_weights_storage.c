@@ -1,4 +1,4 @@
-/* Written by poetopt: first values of parameters and constants of ${model}, which po_weights.bin has; it lies at the
+/* Written by poetopt: loads the initial values of parameters and constants of ${model}, which po_weights.bin has at the
    start of the storage. */
 
 #include <string.h>

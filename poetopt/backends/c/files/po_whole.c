@@ -1,4 +1,4 @@
-/* PO_NEXT has the number of the plan's instruction. */
+/* The number of PO_NEXT is that of the plan's instruction. */
 #ifdef PO_BUDGET
 int po_step_run(uint32_t *at, uint32_t budget)
 #else

@@ -97,10 +97,10 @@ def endurance(energy_j: float, written_bytes: int) -> Block:
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
     battery, slash, flash = value.partition("/")
-    energy = parse_energy(battery, option="--with endurance") if slash else Factor(1.0)
+    energy = parse_energy(battery, option="--block endurance") if slash else Factor(1.0)
     if isinstance(energy, Factor):
-        raise OptionError(f"--with endurance={value}: give the battery's joules and the flash's bytes, as in 20kJ/10GB")
-    return endurance(energy, parse_size(flash, option="--with endurance"))
+        raise OptionError(f"--block endurance={value}: give the battery's joules and the flash's bytes: 20kJ/10GB")
+    return endurance(energy, parse_size(flash, option="--block endurance"))
 
 
 option = BlockOption("JOULES/SIZE", _option, "20kJ/10GB")

@@ -146,7 +146,7 @@ def _steps(value: str, problem: Problem, steps: int) -> Sequence[tuple[float, fl
     found = []
     for entry in value.split(","):
         begin, colon, factor = entry.partition(":")
-        limit = parse_energy(begin, option="--with tariff") if begin.strip() not in ("0", "0J") else 0.0
+        limit = parse_energy(begin, option="--block tariff") if begin.strip() not in ("0", "0J") else 0.0
         try:
             found.append(
                 (
@@ -157,7 +157,7 @@ def _steps(value: str, problem: Problem, steps: int) -> Sequence[tuple[float, fl
         except ValueError:
             found.append((0.0, math.nan))
         if math.isnan(found[-1][1]):
-            raise OptionError(f"--with tariff={value}: give joules and how often each counts from there on, as in 3J:2")
+            raise OptionError(f"--block tariff={value}: give joules and how often each counts from there on: 3J:2")
     return found
 
 

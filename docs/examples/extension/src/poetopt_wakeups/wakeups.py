@@ -55,7 +55,7 @@ def wakeups(transfers: int) -> Block:
 
 def _option(value: str, problem: Problem, steps: int) -> Block:
     if not value.isdecimal():
-        raise OptionError(f"--with wakeups={value}: give a whole number of transfers, as in wakeups=4")
+        raise OptionError(f"--block wakeups={value}: give a whole number of transfers, as in wakeups=4")
     return wakeups(int(value))
 
 

@@ -1,4 +1,4 @@
-/* For compilers that come without a C library: what po_libm.c has. */
+/* For compilers without a C library: declarations of the functions in po_libm.c. */
 #ifndef PO_FREESTANDING_MATH_H
 #define PO_FREESTANDING_MATH_H
 

@@ -1,4 +1,4 @@
-/* For compilers that come without a C library. */
+/* For compilers without a C library. */
 #ifndef PO_FREESTANDING_STRING_H
 #define PO_FREESTANDING_STRING_H
 

@@ -1,30 +1,30 @@
-/* Convolutions, direct: nothing is unfolded, and nothing is needed beside the operands.
+/* Direct convolutions: they unfold nothing, and need no memory but the operands.
  *
- * po_conv goes over one image of one group. It writes `outs` planes of `rows` by `columns`, element (o, i, j) at
- * y[o * y_plane + i * y_row + j * y_col], each the sum over `ins` planes of x (`height` by `width`, `plane` apart) and
- * over `kh` by `kw` taps:
+ * po_conv computes one image of one group. It writes `outs` planes of `rows` by `columns`, with element (o, i, j) at
+ * y[o * y_plane + i * y_row + j * y_col]. Each is a sum over `ins` planes of x (`height` by `width`, at a distance of
+ * `plane`) and over `kh` by `kw` taps:
  *
  *     sum of x[c][first_row + i * row_step + r * row_tap][first_col + j * col_step + s * col_tap] * w[o, c, r, s]
  *
- * with w[o, c, r, s] at w[o * w_out + c * w_in + r * w_row + s * w_col]; what lies outside of x is 0. Negative steps of
- * taps make the gradient by x of it. Some PO_PART terms, whole planes of taps, are a sum that joins those before.
- * Where `began`, y holds sums of other planes, which these join; where it `goes_on`, these are a part, at most, and are
- * added to the sums in y one by one. */
+ * with w[o, c, r, s] at w[o * w_out + c * w_in + r * w_row + s * w_col]. Elements outside of x are 0. With negative tap
+ * steps it computes the gradient by x. Terms are summed in parts of some PO_PART terms (whole planes of taps); a part's
+ * sum is then added to y. If `began`, y already has sums of other planes. If `goes_on`, the terms are at most one part,
+ * and are added to y one by one. */
 #ifndef PO_CONV_H
 #define PO_CONV_H
 
 #include "po_gemm.h"
 
-/* Element `column` of a row, or 0 outside of it. */
+/* Returns element `column` of a row, or 0 outside of it. */
 PO_INLINE float po_padded(const float *row, int32_t column, int32_t width)
 {
     return column >= 0 && column < width ? row[column] : 0.0f;
 }
 
-/* A sum that begins with its bias, or goes on. */
+/* Adds a sum to y, or starts y with the sum and the bias. */
 PO_INLINE void po_start(float *y, float sum, float bias, int32_t from) { *y = from == 0 ? sum + bias : *y + sum; }
 
-/* The first tap that stays in 0 <= at + t * tap < size, and the one after the last. */
+/* The first tap t with 0 <= at + t * tap < size, and the one after the last. */
 PO_INLINE int32_t po_first_tap(int32_t at, int32_t tap, int32_t taps, int32_t size)
 {
     const int32_t first = tap > 0 ? po_ceil_div(-at, tap) : po_ceil_div(at - size + 1, -tap);
@@ -37,10 +37,10 @@ PO_INLINE int32_t po_last_tap(int32_t at, int32_t tap, int32_t taps, int32_t siz
     return po_larger(po_smaller(last, taps), 0);
 }
 
-/* Whether four elements of a row, `step` apart, all lie in it. */
+/* Returns whether four elements, `step` apart, all lie in a row. */
 PO_INLINE int32_t po_whole(int32_t at, int32_t step, int32_t width) { return at >= 0 && at + 3 * step < width; }
 
-/* Four outputs and four columns. `inside`: no tap leaves the row; else each tap is looked at. */
+/* Four outputs and four columns. If `inside`, no tap leaves the row; otherwise each tap is checked. */
 PO_INLINE void po_conv_4x4(float *y, const float *x, const float *w, const float *bias, int32_t from, int32_t to,
                            int32_t began, int32_t goes_on, int32_t y_plane, int32_t y_col, int32_t plane, int32_t width, int32_t low,
                            int32_t high, int32_t kw, int32_t w_out, int32_t w_in, int32_t w_row, int32_t w_col,
@@ -183,10 +183,10 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
                        int32_t first_col, int32_t col_step, int32_t col_tap, int32_t began, int32_t goes_on)
 {
     const int32_t part = po_larger(1, PO_PART / po_larger(1, kh * kw));
-    /* what the taps reach to the left and to the right of a column */
+    /* extent of the taps to the left and to the right of a column */
     const int32_t back = po_smaller(0, (kw - 1) * col_tap), ahead = po_larger(0, (kw - 1) * col_tap);
     const int32_t wide = columns >= 4;
-    /* where a constant says it for all tiles, the code for the others is left out */
+    /* if this is a constant, the compiler omits the code of the other case */
     const int32_t padless = first_col + back >= 0 && first_col + (columns - 1) * col_step + ahead < width;
     int32_t o, i, j, c;
     for (i = 0; i < rows; ++i) {
@@ -197,11 +197,11 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
             const float *v = w + o * w_out;
             const float *b = bias == NULL ? NULL : bias + o;
             for (j = 0; j < columns; j += wide ? 4 : 1) {
-                /* the last four may overlap those before: the same sums again */
+                /* the last four columns may overlap those before, and compute the same sums again */
                 const int32_t start = wide ? po_smaller(j, columns - 4) : j, column = first_col + start * col_step;
                 const int32_t inside = padless || (column + back >= 0 && column + 3 * col_step + ahead < width);
                 float *at = y + o * y_plane + i * y_row + start * y_col;
-                /* nothing may be added twice; and one column alone is less than four */
+                /* sums in y must not be added to twice; and fewer than four columns are left */
                 if (start < j && (began || goes_on || columns - j == 1)) {
                     int32_t n;
                     for (n = j; n < columns; ++n) {
@@ -244,8 +244,8 @@ PO_INLINE void po_conv(float *y, const float *x, const float *w, const float *bi
     }
 }
 
-/* `count` of the `ins` planes of the same, those from `from` on: x and w begin with them. What a part has so far is in
- * `sums`, which lies like y, from call to call. */
+/* The same convolution for planes `from` to `from` + `count` of `ins`; x and w begin with these planes. Between calls,
+ * `sums`, laid out like y, has the sums of the current part. */
 PO_INLINE void po_conv_piece(float *y, float *sums, const float *x, const float *w, const float *bias, int32_t outs,
                              int32_t ins, int32_t from, int32_t count, int32_t rows, int32_t columns, int32_t y_plane,
                              int32_t y_row, int32_t y_col, int32_t height, int32_t width, int32_t kh, int32_t kw,
@@ -273,7 +273,7 @@ PO_INLINE void po_conv_piece(float *y, float *sums, const float *x, const float 
     }
 }
 
-/* Taps of one element and steps of one: a product of matrices. Planes lie y_plane and x_plane apart. */
+/* A convolution with kernels of 1 by 1 and steps of 1, as a matrix product. Planes are y_plane and x_plane apart. */
 PO_INLINE void po_pointwise_image(float *y, const float *x, const float *w, const float *bias, int32_t outs,
                                   int32_t ins, int32_t size, int32_t y_plane, int32_t x_plane, int32_t w_out,
                                   int32_t w_in, int32_t began)
@@ -291,7 +291,7 @@ PO_INLINE void po_pointwise_image(float *y, const float *x, const float *w, cons
     po_product(y, w, x, outs, size, ins, y_plane, 1, w_out, w_in, x_plane, 1, bias != NULL || began);
 }
 
-/* The same of `count` of the input planes, those from `from` on, with `part` [outs, size] as po_product_piece has it. */
+/* The same for input planes `from` to `from` + `count`, with `part` [outs, size] as in po_product_piece. */
 PO_INLINE void po_pointwise_piece(float *y, float *part, const float *x, const float *w, const float *bias,
                                   int32_t outs, int32_t ins, int32_t from, int32_t count, int32_t size, int32_t w_out,
                                   int32_t w_in)
@@ -333,7 +333,7 @@ PO_INLINE void po_convolution(float *y, const float *x, const float *w, const fl
     }
 }
 
-/* How many taps `tap` apart are between two that a row meets which is written in steps of `step`. */
+/* Returns the distance between two taps that meet the same row, for taps `tap` apart and rows in steps of `step`. */
 PO_INLINE int32_t po_taps_apart(int32_t step, int32_t tap)
 {
     int32_t apart = 1;
@@ -343,7 +343,7 @@ PO_INLINE int32_t po_taps_apart(int32_t step, int32_t tap)
     return apart;
 }
 
-/* The first of `taps` that row `at` of what was padded meets, or `taps`. */
+/* Returns the first of `taps` that row `at` of the padded tensor meets, or `taps`. */
 PO_INLINE int32_t po_met_tap(int32_t at, int32_t step, int32_t tap, int32_t taps)
 {
     int32_t r = 0;
@@ -353,9 +353,9 @@ PO_INLINE int32_t po_met_tap(int32_t at, int32_t step, int32_t tap, int32_t taps
     return r;
 }
 
-/* The gradient of one group of one image, x [ins, height, width], given that of y [outs, rows, columns]; w_out apart
- * are the weights of two outputs, dx_plane and dy_plane two planes. With steps of s, every s-th row and column of x
- * meets the same taps: s * s convolutions. */
+/* The gradient of one group of one image, x [ins, height, width], from that of y [outs, rows, columns]. Weights of two
+ * outputs are w_out apart, planes dx_plane and dy_plane. With steps of s, every s-th row and column of x meets the same
+ * taps, so that it computes s * s convolutions. */
 PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t outs,
                                  int32_t ins, int32_t rows, int32_t columns, int32_t height, int32_t width, int32_t kh,
                                  int32_t kw, int32_t row_step, int32_t col_step, int32_t row_tap, int32_t col_tap,
@@ -366,7 +366,7 @@ PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, con
     int32_t p, q;
     for (p = 0; p < row_step; ++p) {
         for (q = 0; q < col_step; ++q) {
-            /* x rows p, p + s, ...: taps r, r + down, ... from where (p + above - r * tap) is a multiple of s */
+            /* rows p, p + s, ... of x meet taps r, r + down, ... for which p + above - r * tap is a multiple of s */
             const int32_t r = po_met_tap(p + above, row_step, row_tap, kh), s = po_met_tap(q + left, col_step, col_tap, kw);
             po_conv(dx + p * width + q, dy, w + r * kw + s, bias, ins, outs, (height - p + row_step - 1) / row_step,
                     (width - q + col_step - 1) / col_step, dx_plane, row_step * width, col_step, dy_plane, rows,
@@ -378,7 +378,7 @@ PO_INLINE void po_image_by_input(float *dx, const float *dy, const float *w, con
     }
 }
 
-/* The same of `count` of the outputs, those from `from` on: dy and w begin with them; `sums` as po_conv_piece has them. */
+/* The same for outputs `from` to `from` + `count`, with which dy and w begin; `sums` as in po_conv_piece. */
 PO_INLINE void po_image_by_input_piece(float *dx, float *sums, const float *dy, const float *w, const float *bias,
                                        int32_t outs, int32_t ins, int32_t from, int32_t count, int32_t rows,
                                        int32_t columns, int32_t height, int32_t width, int32_t kh, int32_t kw,
@@ -401,7 +401,7 @@ PO_INLINE void po_image_by_input_piece(float *dx, float *sums, const float *dy, 
     }
 }
 
-/* The gradient of x [images, groups * ins, height, width], given that of y [.., groups * outs, rows, columns]. */
+/* The gradient of x [images, groups * ins, height, width] from that of y [.., groups * outs, rows, columns]. */
 PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *w, const float *bias, int32_t images,
                                        int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
                                        int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
@@ -419,8 +419,8 @@ PO_INLINE void po_convolution_by_input(float *dx, const float *dy, const float *
     }
 }
 
-/* Gradients of w, tap by tap: of each, four outputs and four inputs at a time, over all rows that it meets. A tile of 16
- * sums is stored in dw, or with `update` w is updated by it, so that no gradient as large as w exists. */
+/* The gradient of w, tap by tap, four outputs and four inputs at a time, over all rows that the tap meets. A tile of 16
+ * sums is stored in dw. With `update`, it updates w instead, so that there is no gradient as large as w. */
 PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *tile, int32_t first, int32_t outs,
                             int32_t ins, int32_t w_out, int32_t w_in)
 {
@@ -437,8 +437,8 @@ PO_INLINE void po_tile_done(float *dw, const po_update *update, const float *til
     }
 }
 
-/* The products of a row of dy, at most PO_PART long, with what three taps meet of a row of x, `tap` apart from `at` on: the
- * sum of each joins one of `tile`. */
+/* Products of a row of dy, at most PO_PART long, with a row of x at three taps, `tap` apart from `at` on. The sum of each
+ * tap is added to one of `tile`. */
 PO_INLINE void po_three_taps(float *tile, const float *dy, const float *x, int32_t columns, int32_t width, int32_t at,
                              int32_t step, int32_t tap)
 {
@@ -482,8 +482,8 @@ PO_INLINE void po_three_taps(float *tile, const float *dy, const float *x, int32
     tile[2] += s2;
 }
 
-/* Images of dy and of x lie dy_image and x_image apart, planes `size` and `plane`, and weights of two outputs w_out.
- * With `sums`, which lie like w, these are some of all rows: sums go on there unless this `begins`, until it `ends`. */
+/* Images of dy and of x are dy_image and x_image apart, planes `size` and `plane`, weights of two outputs w_out. With
+ * `sums`, laid out like w, the call computes some of all rows: it adds to `sums` unless it `begins`, until one `ends`. */
 PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const float *dy, const float *x, int32_t images,
                                    int32_t groups, int32_t outs, int32_t ins, int32_t rows, int32_t columns,
                                    int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
@@ -498,7 +498,7 @@ PO_INLINE void po_images_by_weight(float *dw, const po_update *update, const flo
             const int32_t top = r * row_tap - above;
             const int32_t low = po_first_tap(top, row_step, rows, height);
             const int32_t high = po_last_tap(top, row_step, rows, height);
-            if (outs == 1 && ins == 1 && kw == 3 && columns <= PO_PART) { /* of a depthwise convolution */
+            if (outs == 1 && ins == 1 && kw == 3 && columns <= PO_PART) { /* depthwise */
                 const int32_t at = g * w_out + r * kw;
                 float tile[3];
                 for (s = 0; s < 3; ++s) {

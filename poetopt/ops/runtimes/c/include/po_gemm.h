@@ -1,23 +1,23 @@
-/* Products of matrices, four rows and four columns at a time in registers.
+/* Matrix products, four rows and four columns at a time in registers.
  *
- * Element (m, k) of a lies at a[m * a_row + k * a_col], (k, n) of b at b[k * b_row + n * b_col], (m, n) of y at
- * y[m * y_row + n * y_col]: so transposed operands are no other functions. Sums over k are taken in parts of PO_PART. */
+ * Element (m, k) of a is at a[m * a_row + k * a_col], (k, n) of b at b[k * b_row + n * b_col], (m, n) of y at
+ * y[m * y_row + n * y_col], so that transposed operands need no other functions. Sums over k are in parts of PO_PART. */
 #ifndef PO_GEMM_H
 #define PO_GEMM_H
 
 #include "po_update.h"
 
-/* The edge of the tile that begins at `at`, of `size`: 4, or 1 at the end. A constant where 4 divides the size. */
+/* The edge of the tile at `at` of `size`: 4, or 1 at the end. It is constant if 4 divides the size. */
 PO_INLINE int32_t po_tile_edge(int32_t size, int32_t at) { return size % 4 == 0 || size - at >= 4 ? 4 : 1; }
 
 /* y = first ? sum : y + sum */
 PO_INLINE void po_join(float *y, float sum, int32_t first) { *y = first ? sum : *y + sum; }
 
-/* What a sum begins with: the one in y where it goes on. */
+/* Returns the initial value of a sum: that in y if it goes on, otherwise 0. */
 PO_INLINE float po_from(const float *y, int32_t goes_on) { return goes_on ? *y : 0.0f; }
 
-/* A tile of four rows and four columns in registers, s00 to s33, row by row: what its sums begin with, what joins them of
- * an outer product, and `put` of each element; the elements of a row lie from y on, `col` apart. */
+/* A tile of four rows and four columns in registers, s00 to s33, row by row: initial values, the addition of an outer
+ * product, and `put` for each element. The elements of a row are `col` apart, from y on. */
 #define PO_TILE_ROW(r, y, col, goes_on)                                                            \
     float s##r##0 = po_from((y), (goes_on)), s##r##1 = po_from((y) + (col), (goes_on));            \
     float s##r##2 = po_from((y) + 2 * (col), (goes_on)), s##r##3 = po_from((y) + 3 * (col), (goes_on))
@@ -119,8 +119,8 @@ PO_INLINE void po_tile_1x1(float *y, const float *a, const float *b, int32_t a_c
     po_join(y, sum, begins);
 }
 
-/* The terms k of `first` to `end` of y = a b. They join y, unless it `begins` with them; where it `goes_on`, they join
- * the sums in y one by one. */
+/* Terms k of `first` to `end` of y = a b. They are added to y, unless y `begins` with them. If y `goes_on`, they are
+ * added one by one. */
 PO_INLINE void po_product_terms(float *y, const float *a, const float *b, int32_t rows, int32_t columns, int32_t first,
                                 int32_t end, int32_t y_row, int32_t y_col, int32_t a_row, int32_t a_col, int32_t b_row,
                                 int32_t b_col, int32_t begins, int32_t goes_on)
@@ -133,7 +133,7 @@ PO_INLINE void po_product_terms(float *y, const float *a, const float *b, int32_
             po_tile_4x4(out + n * y_col, left, b + n * b_col, y_row, y_col, a_row, a_col, b_row, b_col, first, end,
                         begins, goes_on);
         }
-        for (; columns % 4 != 0 && n < columns; ++n) { /* a column of four: a row of four, transposed */
+        for (; columns % 4 != 0 && n < columns; ++n) { /* four elements of a column are a row of the transpose */
             po_tile_1x4(out + n * y_col, b + n * b_col, left, y_row, b_row, a_col, a_row, first, end, begins, goes_on);
         }
     }
@@ -149,7 +149,7 @@ PO_INLINE void po_product_terms(float *y, const float *a, const float *b, int32_
     }
 }
 
-/* y = a b, or y + a b where `adds`. */
+/* y = a b, or y + a b if `adds`. */
 PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows, int32_t columns, int32_t depth,
                           int32_t y_row, int32_t y_col, int32_t a_row, int32_t a_col, int32_t b_row, int32_t b_col,
                           int32_t adds)
@@ -161,8 +161,8 @@ PO_INLINE void po_product(float *y, const float *a, const float *b, int32_t rows
     }
 }
 
-/* `count` of the `depth` terms of the same product, those from `from` on: a and b begin with them. What a part of
- * PO_PART terms has so far is in `part` [rows, columns] from call to call. */
+/* Terms `from` to `from` + `count` of the `depth` terms of the same product; a and b begin with these. Between calls,
+ * `part` [rows, columns] has the sums of the current part of PO_PART terms. */
 PO_INLINE void po_product_piece(float *y, float *part, const float *a, const float *b, int32_t rows, int32_t columns,
                                 int32_t depth, int32_t from, int32_t count, int32_t y_row, int32_t y_col,
                                 int32_t a_row, int32_t a_col, int32_t b_row, int32_t b_col, int32_t adds)
@@ -183,7 +183,7 @@ PO_INLINE void po_product_piece(float *y, float *part, const float *a, const flo
     }
 }
 
-/* An update by alpha a b, tile by tile, without a buffer for the product; rows of what is updated lie u_row apart. */
+/* An update by alpha a b, tile by tile, without a buffer for the product; rows of the parameter are u_row apart. */
 PO_INLINE void po_product_update(const po_update *update, const float *a, const float *b, int32_t rows,
                                  int32_t columns, int32_t depth, int32_t u_row, int32_t a_row, int32_t a_col,
                                  int32_t b_row, int32_t b_col, float alpha)
@@ -216,7 +216,7 @@ PO_INLINE void po_product_update(const po_update *update, const float *a, const 
     }
 }
 
-/* y = alpha y + beta c, by strides. */
+/* y = alpha y + beta c, with strides. */
 PO_INLINE void po_scaled(float *y, const float *c, int32_t rows, int32_t columns, int32_t y_row, int32_t c_row,
                          int32_t c_col, float alpha, float beta)
 {

@@ -1,7 +1,7 @@
-/* What every kernel shares: types, always-inlined functions, and mathematics that gives the same bits everywhere.
+/* Types, inlined functions and mathematics for all kernels, with the same bits on every machine.
  *
- * exp, log, tanh and erf are written out (after Cephes: range reduction and a polynomial, within 2 ulp), since every C
- * library rounds its own way. sqrtf and fabsf are exact by IEEE 754. Compile with -ffp-contract=off. */
+ * exp, log, tanh and erf are implemented here (after Cephes: range reduction and a polynomial, within 2 ulp), as C
+ * libraries round differently. sqrtf and fabsf are exact by IEEE 754. Compile with -ffp-contract=off. */
 #ifndef PO_MATH_H
 #define PO_MATH_H
 
@@ -17,14 +17,14 @@
 #define PO_SHARED static
 #endif
 
-/* So many terms are added up in one register before they join a sum of such sums. */
+/* Terms that are added up in one register before their sum is added to the total. */
 #define PO_PART 64
 
-/* In front of a loop: `n` rounds of it in a row, to the same bits. With -DPO_SMALL there is less code, that is slower. */
+/* Unrolls the next loop `n` times, with the same bits. With -DPO_SMALL the code is smaller and slower. */
 #if defined(__GNUC__) && !defined(__clang__) && defined(__ARM_FP) && !defined(PO_SMALL)
 #define PO_PRAGMA(text) _Pragma(#text)
 #define PO_UNROLL(n) PO_PRAGMA(GCC unroll n)
-#define PO_APART __asm__ volatile("" ::: "memory") /* registers are for one round at a time */
+#define PO_APART __asm__ volatile("" ::: "memory") /* keeps the compiler from mixing iterations, for lack of registers */
 #else
 #define PO_UNROLL(n)
 #define PO_APART (void)0
@@ -41,7 +41,7 @@ PO_INLINE int32_t po_smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 /* a / b rounded up, for b > 0. */
 PO_INLINE int32_t po_ceil_div(int32_t a, int32_t b) { return a >= 0 ? (a + b - 1) / b : -(-a / b); }
 
-/* A quotient and its remainder for every pair, where some processors trap: by 0 they are 0, and by -1 they wrap. */
+/* Quotient and remainder without traps: a division by 0 gives 0, and one by -1 wraps. */
 #define PO_DIVISION(type, natural)                                                                                     \
     PO_INLINE type po_div_##type(type a, type b)                                                                       \
     {                                                                                                                  \
@@ -52,7 +52,7 @@ PO_INLINE int32_t po_ceil_div(int32_t a, int32_t b) { return a >= 0 ? (a + b - 1
 PO_DIVISION(int32_t, uint32_t)
 PO_DIVISION(int64_t, uint64_t)
 
-/* The remainder that has the sign of b, as ONNX's Mod. */
+/* The remainder with the sign of b, as in ONNX's Mod. */
 PO_INLINE int64_t po_mod(int64_t a, int64_t b)
 {
     const int64_t rest = po_rest_int64_t(a, b);
@@ -76,7 +76,7 @@ PO_SHARED float po_exp(float x)
         return INFINITY;
     }
     if (!(x > -103.97f)) {
-        return x < 0.0f ? 0.0f : x; /* far below, or no number */
+        return x < 0.0f ? 0.0f : x; /* underflow, or NaN */
     }
     k = (int32_t)(x * 1.44269504f + (x < 0.0f ? -0.5f : 0.5f));
     n = (float)k;
@@ -193,7 +193,7 @@ PO_SHARED float po_erf(float x)
     return x < 0.0f ? -y : y;
 }
 
-/* x^n in double: whole n by squaring, so that the same bits come out everywhere. */
+/* x^n in double; for integers n by squaring, so that the bits are the same everywhere. */
 PO_SHARED double po_power(double x, double n)
 {
     double result = 1.0;

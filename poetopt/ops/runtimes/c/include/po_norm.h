@@ -1,4 +1,4 @@
-/* Normalizations, softmax, and their gradients. Sums over planes are taken in parts of PO_PART. */
+/* Normalizations, softmax, and their gradients. Sums over planes are in parts of PO_PART. */
 #ifndef PO_NORM_H
 #define PO_NORM_H
 
@@ -65,7 +65,8 @@ PO_INLINE void po_batch_norm(float *y, const float *x, const float *scale, const
     }
 }
 
-/* Mean and variance of the batch, and running statistics, `momentum` of the old ones. y may be x. */
+/* Normalizes by mean and variance of the batch, and updates running statistics, with `momentum` for the old ones. y may
+ * be x. */
 PO_INLINE void po_batch_norm_training(float *y, float *mean, float *variance, float *new_mean, float *new_variance,
                                       const float *x, const float *scale, const float *bias, const float *old_mean,
                                       const float *old_variance, int32_t images, int32_t channels, int32_t size,
@@ -88,8 +89,8 @@ PO_INLINE void po_batch_norm_training(float *y, float *mean, float *variance, fl
     po_batch_norm(y, x, scale, bias, mean, variance, images, channels, size, epsilon);
 }
 
-/* Per channel, with x' the normalized x: sums of dy x' and dy, and dy - (sum of dy + x' sum of dy x') / count into
- * `centred`, which may be dy, or NULL. */
+/* For each channel, with the normalized x': the sums of dy x' and dy, and in `centred`, which may be dy or NULL,
+ * dy - (sum of dy + x' sum of dy x') / count. */
 PO_INLINE void po_batch_norm_sums(float *centred, float *dscale, float *dbias, const float *dy, const float *x,
                                   const float *mean, const float *variance, int32_t images, int32_t channels,
                                   int32_t size, float epsilon)
@@ -117,7 +118,7 @@ PO_INLINE void po_batch_norm_sums(float *centred, float *dscale, float *dbias, c
     }
 }
 
-/* The sum of a row, and of products of two rows, each less a constant. */
+/* The sum of a row, and the sum of products of two rows, each minus a constant. */
 PO_INLINE float po_row_sum(const float *x, int32_t size, int32_t step)
 {
     float sum = 0.0f;
@@ -149,7 +150,7 @@ PO_INLINE float po_row_dot(const float *x, const float *y, float a, float b, int
     return sum;
 }
 
-/* Rows of `size` elements; `means` and `inverses`, where not NULL, get what was subtracted and multiplied. */
+/* Normalizes rows of `size` elements; `means` and `inverses`, if not NULL, get the rows' means and inverse deviations. */
 PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const float *x, const float *scale,
                              const float *bias, int32_t rows, int32_t size, float epsilon)
 {
@@ -171,8 +172,8 @@ PO_INLINE void po_layer_norm(float *y, float *means, float *inverses, const floa
     }
 }
 
-/* Rows of `each` channels of `size` elements; scale and bias have an element a channel, or a group where `by_group`. y
- * may be x. */
+/* Normalizes rows of `each` channels of `size` elements; scale and bias have an element a channel, or a group if
+ * `by_group`. y may be x. */
 PO_INLINE void po_group_norm(float *y, const float *x, const float *scale, const float *bias, int32_t images,
                              int32_t groups, int32_t each, int32_t size, int32_t by_group, float epsilon)
 {
@@ -195,8 +196,8 @@ PO_INLINE void po_group_norm(float *y, const float *x, const float *scale, const
     }
 }
 
-/* All gradients of a layer normalization; each may be NULL, and dx may be dy. Where it has `begun`, dscale and dbias have
- * those of rows before, which these join. */
+/* All gradients of a layer normalization; each may be NULL, and dx may be dy. If it has `begun`, it adds to dscale and
+ * dbias, which have the sums of earlier rows. */
 PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, const float *dy, const float *x,
                                       const float *scale, const float *means, const float *inverses, int32_t rows,
                                       int32_t size, int32_t begun)
@@ -248,8 +249,8 @@ PO_INLINE void po_layer_norm_gradient(float *dx, float *dscale, float *dbias, co
     }
 }
 
-/* Along the middle axis of [outer, size, inner], whose steps are `y_step` and `x_step` elements apart; y may be x.
- * `logarithm`: of the probabilities. */
+/* Softmax along the middle axis of [outer, size, inner], whose elements are `y_step` and `x_step` apart; y may be x. With
+ * `logarithm`, log(softmax). */
 PO_INLINE void po_softmax(float *y, const float *x, int32_t outer, int32_t size, int32_t inner, int32_t y_step,
                           int32_t x_step, int32_t logarithm)
 {
@@ -301,7 +302,7 @@ PO_INLINE void po_softmax_gradient(float *dx, const float *dy, const float *y, i
     }
 }
 
-/* dx = (softmax - 1 at the label) factor, from log-probabilities [outer, size, inner]; dx may be these. */
+/* dx = (softmax - 1 at the label) factor, from log-probabilities [outer, size, inner], which dx may overwrite. */
 PO_INLINE void po_cross_entropy_gradient(float *dx, const float *logs, const int64_t *labels, float factor,
                                          int32_t outer, int32_t size, int32_t inner, int32_t dx_step,
                                          int32_t logs_step, int32_t labels_step)
@@ -319,8 +320,8 @@ PO_INLINE void po_cross_entropy_gradient(float *dx, const float *logs, const int
     }
 }
 
-/* The mean (or sum) of -log p of the labels. Where it has `begun`, what was summed up so far is in `loss`, and with
- * `parts`, of each of `outer`, there; it is negated and multiplied as it `ends`. */
+/* The mean (or sum) of -log p of the labels. If it has `begun`, `loss` has the sum so far; with `parts`, these have a sum
+ * for each of `outer` instead. At the end (`ends`) the sum is negated and multiplied by `factor`. */
 PO_INLINE void po_likelihood_loss(float *loss, const float *logs, const int64_t *labels, int32_t outer, int32_t size,
                                   int32_t inner, int32_t logs_step, int32_t labels_step, float *parts, int32_t begun,
                                   int32_t ends, float factor)
@@ -340,8 +341,8 @@ PO_INLINE void po_likelihood_loss(float *loss, const float *logs, const int64_t 
     loss[0] = ends ? -sum * factor : sum;
 }
 
-/* The mean (or sum) of -log p of the labels that aren't `ignored`, where some are to be; x [outer, size, inner] are
- * log-probabilities, or scores. */
+/* The mean (or sum) of -log p of the labels that aren't `ignored`; x [outer, size, inner] are log-probabilities, or
+ * scores. */
 PO_INLINE void po_labels_loss(float *loss, const float *x, const int64_t *labels, int32_t outer, int32_t size,
                               int32_t inner, int32_t logarithms, int32_t ignores, int64_t ignored, int32_t mean)
 {
@@ -373,7 +374,7 @@ PO_INLINE void po_labels_loss(float *loss, const float *x, const int64_t *labels
     loss[0] = -sum / (mean ? (float)count : 1.0f);
 }
 
-/* The sum of products of two rows, by eight sums side by side. */
+/* The sum of products of two rows, in eight partial sums. */
 PO_INLINE float po_dot(const float *x, const float *y, int32_t size)
 {
     float sums[8] = {0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f}, rest = 0.0f;
@@ -389,10 +390,10 @@ PO_INLINE float po_dot(const float *x, const float *y, int32_t size)
     return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7])) + rest;
 }
 
-/* Cross-entropy of x w' + b and its gradient by x, a class after another: classes begin to begin + count of w and b, and
- * what is left behind the last one. Of each row, `state` keeps the largest score, the sum of exponentials, the label's
- * score, and, where they are apart, the label's row of w; `whole`, where it isn't NULL, is the logarithm of the sum of
- * all exponentials. */
+/* Cross-entropy of x w' + b and its gradient by x, class by class: this call has classes `begin` to `begin` + `count` of w
+ * and b, and completes the results after the last class. For each row, `state` keeps the largest score, the sum of
+ * exponentials, the label's score and, if these are separate, the label's row of w. `whole`, if not NULL, gets the
+ * logarithm of the sum of all exponentials. */
 PO_INLINE void po_linear_loss(float *loss, float *gradient, float *whole, const float *x, const float *w,
                               const float *b, const int64_t *labels, float *state, int32_t rows, int32_t size,
                               int32_t begin, int32_t count, int32_t ends, int32_t ignores, int64_t ignored)
@@ -445,8 +446,8 @@ PO_INLINE void po_linear_loss(float *loss, float *gradient, float *whole, const 
     loss[0] = sum;
 }
 
-/* The gradient by classes begin to begin + count of w (or b, where `of_bias`), times `factor`; `whole` is what
- * po_linear_loss wrote. With an update, which takes it class by class, `out` has room for one. */
+/* The gradient by classes `begin` to `begin` + `count` of w (or of b, if `of_bias`), times `factor`; `whole` is the result
+ * of po_linear_loss. An update reads the gradient class by class, so that `out` then has room for one class. */
 PO_INLINE void po_linear_loss_weight(float *out, const po_update *update, const float *x, const float *w,
                                      const float *b, const int64_t *labels, const float *whole, float factor,
                                      int32_t rows, int32_t size, int32_t of_bias, int32_t begin, int32_t count,

@@ -4,8 +4,8 @@
 
 #include "po_conv.h"
 
-/* The largest of each window; `where` gets its index in x, the first of equals, where not NULL. x may be a part of a
- * tensor, from its element `first` on, that indices count from the begin of. */
+/* The maximum of each window; `where`, if not NULL, gets the index of the first maximum. x may be a part of a tensor, from
+ * its element `first` on; indices are those of the tensor. */
 #define PO_MAX_POOL(NAME, INDEX)                                                                                       \
     PO_INLINE void NAME(float *y, INDEX *where, const float *x, int32_t planes, int32_t rows, int32_t columns,         \
                         int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step, int32_t col_step,     \
@@ -41,7 +41,7 @@
 PO_MAX_POOL(po_max_pool, int32_t)
 PO_MAX_POOL(po_max_pool_int64, int64_t)
 
-/* Each maximum's place gets its gradient added. dx may be a part, from element `first` on. */
+/* Adds each gradient at the position of its maximum. dx may be a part of a tensor, from its element `first` on. */
 #define PO_MAX_POOL_GRADIENT(NAME, INDEX)                                                                              \
     PO_INLINE void NAME(float *dx, const float *dy, const INDEX *where, int32_t size, int32_t outputs, int32_t first)  \
     {                                                                                                                  \
@@ -57,7 +57,7 @@ PO_MAX_POOL(po_max_pool_int64, int64_t)
 PO_MAX_POOL_GRADIENT(po_max_pool_gradient, int32_t)
 PO_MAX_POOL_GRADIENT(po_max_pool_gradient_int64, int64_t)
 
-/* How many elements of a line a window averages: those of x, or with its pads up to `after` behind x. */
+/* Returns the number of elements of a line in a window: those of x, or with pads, up to `after` elements after x. */
 PO_INLINE int32_t po_window_count(int32_t at, int32_t tap, int32_t taps, int32_t size, int32_t before, int32_t after,
                                   int32_t padded)
 {
@@ -97,8 +97,8 @@ PO_INLINE void po_average_pool(float *y, const float *x, int32_t planes, int32_t
     }
 }
 
-/* `height` rows of dx, from row `from` of `whole` on, which have `before` rows of pads before them; `above` is counted
- * from dy's first row and dx's first one. */
+/* `height` rows of dx, from row `from` of `whole` on, after `before` rows of pads; `above` is relative to the first rows
+ * of dy and dx. */
 PO_INLINE void po_average_pool_gradient_rows(float *dx, const float *dy, int32_t planes, int32_t rows, int32_t columns,
                                              int32_t height, int32_t width, int32_t kh, int32_t kw, int32_t row_step,
                                              int32_t col_step, int32_t row_tap, int32_t col_tap, int32_t above,

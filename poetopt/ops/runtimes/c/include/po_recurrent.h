@@ -1,12 +1,12 @@
 /* LSTM, GRU and RNN, step by step: x [steps, batch, ins], w [directions, gates * size, ins], r [.., size], b [directions,
  * 2 * gates * size], y [steps, directions, batch, size]. y and the last states may be NULL, as b and the first ones may.
- * `turned` has a bit for each direction that goes backwards. */
+ * `turned` has a bit for each backward direction. */
 #ifndef PO_RECURRENT_H
 #define PO_RECURRENT_H
 
 #include "po_gemm.h"
 
-/* gates = x w' + the bias of the input, and with `both` that of the recurrence. */
+/* gates = x w' + the input bias, and with `both` the recurrence bias. */
 PO_INLINE void po_gates(float *gates, const float *x, const float *w, const float *b, int32_t count, int32_t all,
                         int32_t ins, int32_t both)
 {
@@ -25,7 +25,7 @@ PO_INLINE void po_begin(float *state, const float *first, int32_t size)
     }
 }
 
-/* One step of a state h and its cell c by the sums of the gates. */
+/* One step of a state h and its cell c from the sums of the gates. */
 PO_INLINE void po_lstm_cell(float *h, float *c, const float *gates, int32_t size)
 {
     int32_t j;
@@ -52,7 +52,8 @@ PO_INLINE void po_rnn_cell(float *h, const float *gates, int32_t size, int32_t r
     }
 }
 
-/* What the reset gate lets of each state, before it is multiplied; and the candidate's sum by what it multiplies. */
+/* po_gru_reset multiplies the states by the reset gate, for the product with the recurrent weights. po_gru_joined adds the
+ * product, times the reset gate, to the candidate's sum. */
 PO_INLINE void po_gru_reset(float *extra, const float *gates, const float *hidden, int32_t batch, int32_t size)
 {
     int32_t k, j;
@@ -74,7 +75,7 @@ PO_INLINE void po_gru_joined(float *gates, const float *extra, int32_t batch, in
     }
 }
 
-/* y = x, each where it is there. */
+/* y = x, unless y is NULL. */
 PO_INLINE void po_kept(float *y, const float *x, int32_t count)
 {
     if (y != NULL) {
@@ -108,8 +109,8 @@ PO_INLINE void po_lstm(float *y, float *y_h, float *y_c, const float *x, const f
     }
 }
 
-/* scratch: batch * size + 4 * size floats. Gates in the order update, reset, hidden; `after`: the reset gate multiplies
- * what the recurrent weights made (linear_before_reset). */
+/* scratch: batch * size + 4 * size floats. Gates in the order update, reset, hidden. With `after`, the reset gate
+ * multiplies the product with the recurrent weights (linear_before_reset). */
 PO_INLINE void po_gru(float *y, float *y_h, const float *x, const float *w, const float *r, const float *b,
                       const float *h_first, float *scratch, int32_t steps, int32_t batch, int32_t ins, int32_t size,
                       int32_t directions, int32_t turned, int32_t after)

@@ -1,14 +1,14 @@
-/* Recurrent layers in parts: some gates of all steps, or of one, and the gradients of a direction, step by step backwards.
+/* Recurrent layers in parts: some gates of all steps or of one, and the gradients of a direction, from the last step back.
  *
- * Gates of all steps lie in [steps, batch, gates * size], in the order of time. w, r and b begin with the first gate that
- * is meant. `y` and `dy` are [steps, directions, batch, size], from the direction that is meant on; `apart` is from a step
- * to the next. A state that is NULL is zero. */
+ * Gates of all steps are [steps, batch, gates * size], in the order of time. w, r and b begin with the first gate of the
+ * call. `y` and `dy` are [steps, directions, batch, size], from the call's direction on; `apart` is the distance of two
+ * steps. A state that is NULL is zero. */
 #ifndef PO_RECURRENT_PARTS_H
 #define PO_RECURRENT_PARTS_H
 
 #include "po_recurrent.h"
 
-/* `count` elements of each of `rows` rows, which are `apart` from each other. */
+/* `count` elements of each of `rows` rows, which are `apart` elements apart. */
 PO_INLINE void po_gates_filled(float *gates, const float *b, int32_t rows, int32_t count, int32_t apart)
 {
     int32_t m;
@@ -81,7 +81,7 @@ PO_INLINE void po_gate_sums(float *sums, const float *gates, int32_t rows, int32
     }
 }
 
-/* The gates' values in the place of their sums, and the cells after each step. */
+/* Replaces the gates' sums by their values, and computes the cells after each step. */
 PO_INLINE void po_lstm_again(float *gates, float *cells, const float *first, int32_t steps, int32_t batch, int32_t size,
                              int32_t turned)
 {
@@ -103,8 +103,8 @@ PO_INLINE void po_lstm_again(float *gates, float *cells, const float *first, int
     }
 }
 
-/* The gradients of a step's gates in the place of their values, and of the cell before it; dh is that of its state from
- * the steps behind it. */
+/* Replaces the values of a step's gates by their gradients, and computes that of the cell before; dh is the gradient of
+ * the step's state from later steps. */
 PO_INLINE void po_lstm_back(float *gates, float *dc, const float *dh, const float *dy, const float *cells,
                             const float *first, int32_t t, int32_t steps, int32_t batch, int32_t size, int32_t turned)
 {
@@ -127,7 +127,8 @@ PO_INLINE void po_lstm_back(float *gates, float *dc, const float *dh, const floa
     }
 }
 
-/* Update and reset gates' values in the place of their sums; with `extra`, what the reset gate lets of the states. */
+/* Replaces the sums of update and reset gates by their values; with `extra`, also computes the states after the reset
+ * gate. */
 PO_INLINE void po_gru_open(float *gates, float *extra, const float *y, const float *first, int32_t steps, int32_t batch,
                            int32_t size, int32_t apart, int32_t turned)
 {
@@ -147,7 +148,7 @@ PO_INLINE void po_gru_open(float *gates, float *extra, const float *y, const flo
     }
 }
 
-/* The candidate's value in the place of its sum, to which `extra` is added, times the reset gate; it may be NULL. */
+/* Replaces the candidate's sum, plus `extra` times the reset gate, by its value; `extra` may be NULL. */
 PO_INLINE void po_gru_again(float *gates, const float *extra, int32_t rows, int32_t size)
 {
     int32_t m, j;
@@ -160,8 +161,9 @@ PO_INLINE void po_gru_again(float *gates, const float *extra, int32_t rows, int3
     }
 }
 
-/* Gradients of a step's update gate and candidate in the place of their values, and what goes past the gates into `kept`.
- * With `extra`, which has what the reset gate multiplies, that gate's too, and there the product's. */
+/* Replaces the values of a step's update gate and candidate by their gradients; `kept` gets the gradient of the state
+ * that bypasses the gates. With `extra`, the factor of the reset gate, it also replaces that gate's value by its gradient,
+ * and `extra` by that of the product. */
 PO_INLINE void po_gru_back(float *gates, float *extra, float *kept, const float *dh, const float *dy,
                            const float *before, int32_t batch, int32_t size)
 {
@@ -184,7 +186,7 @@ PO_INLINE void po_gru_back(float *gates, float *extra, float *kept, const float 
     }
 }
 
-/* The same of the reset gate, by the gradient `back` of what it lets of the states. */
+/* The same for the reset gate, from the gradient `back` of the states after it. */
 PO_INLINE void po_gru_reset_back(float *gates, float *kept, const float *back, const float *before, int32_t batch,
                                  int32_t size)
 {
@@ -200,7 +202,7 @@ PO_INLINE void po_gru_reset_back(float *gates, float *kept, const float *back, c
     }
 }
 
-/* The gradient of a step's sums, of what reaches its state y. */
+/* The gradient of a step's sums, from that of its state y. */
 PO_INLINE void po_rnn_back(float *gates, const float *dh, const float *dy, const float *y, int32_t count,
                            int32_t rectified)
 {

@@ -1,5 +1,5 @@
-/* Planes that are resized along two axes: by the nearest element, by the mean of the two or four around a place, or by a
- * cubic of the four or sixteen around it. */
+/* Resizing of planes along two axes: by the nearest element, the weighted mean of two or four neighbours, or a cubic of
+ * four or sixteen. */
 #ifndef PO_RESIZE_H
 #define PO_RESIZE_H
 
@@ -8,7 +8,7 @@
 enum { PO_HALF_PIXEL, PO_ASYMMETRIC, PO_ALIGN_CORNERS, PO_TORCH_HALF_PIXEL };
 enum { PO_PREFER_FLOOR, PO_PREFER_CEIL, PO_FLOOR, PO_CEIL };
 
-/* Where element `i` of `out` ones lies among `size` ones, which are `scale` times fewer. */
+/* Returns the position of element `i` of `out` output elements among `size` input elements; `scale` is about out / size. */
 PO_INLINE float po_resized_at(int32_t i, float scale, int32_t out, int32_t size, int32_t places)
 {
     if (scale == 1.0f) {
@@ -26,7 +26,7 @@ PO_INLINE float po_resized_at(int32_t i, float scale, int32_t out, int32_t size,
     return ((float)i + 0.5f) / scale - 0.5f;
 }
 
-/* The element that is nearest to a place. */
+/* Returns the element nearest to a position. */
 PO_INLINE int32_t po_nearest(float at, int32_t size, int32_t ties)
 {
     const float below = floorf(at), above = ceilf(at), rest = at - below;
@@ -35,8 +35,8 @@ PO_INLINE int32_t po_nearest(float at, int32_t size, int32_t ties)
     return found < 0 ? 0 : found < size ? found : size - 1;
 }
 
-/* Rows `begin` to `begin` + `count` of y's planes, of `rows` x `columns`, of x's, of `height` x `width`; x has its rows
- * from `first` on. Planes are `y_apart` and `x_apart` elements apart. */
+/* Rows `begin` to `begin` + `count` of y's planes of `rows` x `columns`, from x's planes of `height` x `width`. x begins
+ * with row `first`. Planes are `y_apart` and `x_apart` elements apart. */
 PO_INLINE void po_resize_nearest(float *y, const float *x, int32_t planes, int32_t begin, int32_t count, int32_t rows,
                                  int32_t columns, int32_t height, int32_t width, int32_t first, int32_t y_apart,
                                  int32_t x_apart, float down, float right, int32_t places, int32_t ties)
@@ -54,7 +54,7 @@ PO_INLINE void po_resize_nearest(float *y, const float *x, int32_t planes, int32
     }
 }
 
-/* The element before a place, and how far behind it that is: half of each where there is but one. */
+/* Returns the element before a position that is clamped to the line, and sets the distance from it. */
 PO_INLINE int32_t po_before(float at, int32_t size, float *share)
 {
     const float most = (float)(size - 1), within = at < 0.0f ? 0.0f : at < most ? at : most;
@@ -86,8 +86,8 @@ PO_INLINE void po_resize_linear(float *y, const float *x, int32_t planes, int32_
     }
 }
 
-/* The first of the four elements around a place, and what a cubic takes of each, by its coefficient a; of those `within`
- * the `size` alone, where that is asked for. */
+/* Sets the first of the four elements around a position, and the weight of each in a cubic with coefficient a. With
+ * `within`, only elements within `size` have weights. */
 PO_INLINE int32_t po_cubic(float at, int32_t size, float a, int32_t within, float *shares)
 {
     const float below = floorf(at), s = at - below, t = 1.0f - s;

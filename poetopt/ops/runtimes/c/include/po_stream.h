@@ -1,9 +1,9 @@
-/* Tensors that go between storage and RAM chunk by chunk. Include it after po.h, or what declares po_read, po_write and
- * PO_BLOCK_BYTES.
+/* Transfers of tensors between storage and RAM chunk by chunk. Include it after po.h, or another header that declares
+ * po_read, po_write and PO_BLOCK_BYTES.
  *
- * A window is a buffer of consecutive bytes of a tensor that begins with a block of it, and moves on: what is still
- * needed moves to the front, and whole blocks are read behind it. So each block is read once a pass, and written once.
- * Of a tensor in pieces, each of whole blocks, every piece has a window, and all move alike. */
+ * A window is a buffer of consecutive bytes of a tensor, which begins with one of its blocks. When it advances, bytes that
+ * are still needed move to the front, and whole blocks are read after them. Each block is therefore read and written once
+ * a pass. If a tensor consists of pieces of whole blocks, every piece has a window, and all advance together. */
 #ifndef PO_STREAM_H
 #define PO_STREAM_H
 
@@ -12,25 +12,25 @@
 
 typedef struct {
     unsigned char *at; /* the buffer */
-    uint32_t block;    /* where the tensor begins on the storage */
-    uint32_t bytes;    /* of a piece of the tensor */
-    uint32_t pieces;   /* how many follow one another */
-    uint32_t pitch;    /* from the buffer of one piece to the next one's */
-    uint32_t start;    /* a buffer's first byte in its piece */
-    uint32_t end;      /* the one after a buffer's last */
+    uint32_t block;    /* first block of the tensor on the storage */
+    uint32_t bytes;    /* size of a piece of the tensor */
+    uint32_t pieces;   /* number of pieces */
+    uint32_t pitch;    /* distance between the buffers of two pieces */
+    uint32_t start;    /* first byte of the buffer in its piece */
+    uint32_t end;      /* the byte after the buffer's last */
 } po_window;
 
-/* `at`, or the nearest of 0 to `most`. */
+/* Returns `at` clamped to 0 .. `most`. */
 static inline int32_t po_within(int32_t at, int32_t most) { return at < 0 ? 0 : at < most ? at : most; }
 
-/* Moves on so that bytes `from` to `to`, if any, are in the window, or have room there. What is not there yet is read
-   where `reads` is 1, zeros where it is 2, and left as it is where it is 0. */
+/* Advances the window to bytes `from` to `to`, if any. Bytes that are new in it are read if `reads` is 1, set to zero if
+   it is 2, and left undefined if it is 0. */
 static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int reads)
 {
     const uint32_t first = from / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
     const uint32_t whole = (to + PO_BLOCK_BYTES - 1u) / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
     const uint32_t limit = whole < w->bytes ? whole : w->bytes;
-    const uint32_t start = first < w->start ? first : w->start; /* behind: another pass */
+    const uint32_t start = first < w->start ? first : w->start; /* `first` is before the window: a new pass begins */
     const uint32_t kept = first < w->start || w->end < first ? first : w->end;
     uint32_t k;
     int code = 0;
@@ -53,10 +53,10 @@ static inline int po_window_to(po_window *w, uint32_t from, uint32_t to, int rea
     return code;
 }
 
-/* Byte `from` of the tensor's first piece, which is in the window. */
+/* Returns the address of byte `from` of the tensor's first piece, which is in the window. */
 static inline void *po_window_at(const po_window *w, uint32_t from) { return w->at + (from - w->start); }
 
-/* Writes the window's whole blocks up to byte `to`, and at the end of a piece what is left. */
+/* Writes the window's whole blocks up to byte `to`, and at the end of a piece the remaining bytes. */
 static inline int po_window_out(const po_window *w, uint32_t to)
 {
     const uint32_t limit = to == w->bytes ? to : to / PO_BLOCK_BYTES * PO_BLOCK_BYTES;
@@ -68,7 +68,7 @@ static inline int po_window_out(const po_window *w, uint32_t to)
     return code;
 }
 
-/* A step of a tensor of `blocks` blocks that begins with byte `from`, by `count` blocks that hold it. */
+/* Reads `bytes` bytes from byte `from` on of a tensor of `blocks` blocks, by the `count` blocks that contain them. */
 static inline int po_step_in(uint32_t block, uint32_t blocks, uint32_t count, uint32_t from, unsigned char *at,
                              uint32_t bytes)
 {
@@ -78,7 +78,7 @@ static inline int po_step_in(uint32_t block, uint32_t blocks, uint32_t count, ui
     return code;
 }
 
-/* Pieces of whole blocks, as far apart as `apart` blocks, side by side in RAM. */
+/* Pieces of whole blocks, which are `apart` blocks apart on the storage and contiguous in RAM. */
 static inline int po_pieces_in(uint32_t block, uint32_t apart, unsigned char *at, uint32_t bytes, uint32_t pieces)
 {
     uint32_t k;
@@ -100,7 +100,7 @@ static inline int po_pieces_out(uint32_t block, uint32_t apart, const unsigned c
     return code;
 }
 
-/* Rows of a table that a list numbers, which has its length first: those from place `from` on, before `to`. */
+/* Rows of a table by a list of row numbers, which begins with its length: positions `from` to `to`, without `to`. */
 static inline int po_listed_in(const uint32_t *rows, uint32_t block, unsigned char *at, uint32_t bytes, int32_t from,
                                int32_t to)
 {

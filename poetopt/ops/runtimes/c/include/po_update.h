@@ -1,4 +1,4 @@
-/* What optimizers make of a gradient: new parameters and states, over the old ones, element by element. */
+/* Updates of optimizers, element by element: new parameters and states from old ones and a gradient. */
 #ifndef PO_UPDATE_H
 #define PO_UPDATE_H
 
@@ -8,7 +8,7 @@
 #define PO_MOMENTUM 1
 #define PO_ADAM 2
 
-/* Old and new parameter and states, which lie on one another where a step updates them, and scalars:
+/* Old and new parameter and states, at the same addresses if the step updates in place, and scalars:
  *
  *     PO_SGD       lr, keep
  *     PO_MOMENTUM  lr, momentum, decay
@@ -21,7 +21,7 @@ typedef struct {
     float by[9];
 } po_update;
 
-/* The update of element `at` by its gradient g. */
+/* Updates element `at` by its gradient g. */
 PO_INLINE void po_updated(const po_update *u, int32_t at, float g)
 {
     const float p = u->p[at];
@@ -41,7 +41,7 @@ PO_INLINE void po_updated(const po_update *u, int32_t at, float g)
     }
 }
 
-/* All of them, by a gradient that is `alpha` times g. */
+/* Updates all elements by the gradient `alpha` g. */
 PO_INLINE void po_update_scaled(const po_update *u, const float *g, int32_t size, float alpha)
 {
     int32_t i;
