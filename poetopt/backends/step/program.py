@@ -104,7 +104,7 @@ class _Watched:
                 loss_hint = "; the loss doesn't need it, and the trained network has it" if name in aside else ""
                 raise ModelError(
                     f"the step of {graph.name!r} computes no tensor {name!r}{loss_hint or closest(name, nodes)}; "
-                    f"the network's outputs are {', '.join(map(repr, outputs)) or 'none'}"
+                    f"its outputs are {', '.join(map(repr, outputs)) or 'none'}"
                 )
             tensor = graph.tensors[name]
             self.copies[name] = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
