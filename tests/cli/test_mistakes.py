@@ -70,7 +70,7 @@ MISTAKES += [
     (f"{TRAIN} other.npz", 2, "lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
     (f"{TRAIN} one.npz", 2, "'labels' holds the label 10", "classes count from 0: subtract 1"),
     (f"{TRAIN} none.npz", 2, "'labels' holds the label -100", "solve with --ignore-index -100"),
-    (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Of one-hot rows give .argmax()"),
+    (f"{TRAIN} hot.npz", 2, "'labels' has shape [4, 10]", "Pass one-hot rows as .argmax(1)"),
     (f"{TRAIN} bytes.npz", 2, "'input' has type uint8", ".astype('float32') and scale it"),
     (f"{TRAIN} right.npz --metrics f1", 2, "metrics: metrics need validation data", "--validate"),
     (
@@ -98,7 +98,7 @@ IN_PYTHON: list[tuple[Callable[[], object], str, str]] = [
     (lambda: po.solve("net.onnx", device="a72", optimizer=print), "optimizer=.*a text", "po.Trainer(report, lr"),  # type: ignore[arg-type]
     (lambda: fit((X, Y)), "the data is a tuple of arrays", '{"input": ..., "labels": ...}'),
     (lambda: fit({"x": X, "y": Y}), "the data lacks 'input'", "numpy.savez(path, input=..., labels=...)"),
-    (lambda: fit({"input": X, "labels": Y[:, None]}), "'labels' has shape [4, 1]", "Give .reshape(-1) of a column"),
+    (lambda: fit({"input": X, "labels": Y[:, None]}), "'labels' has shape [4, 1]", "Pass a column as .reshape(-1)"),
     (lambda: fit({"input": X, "labels": Y.astype(np.float32)}), "'labels' has type float32", ".astype('int64')"),
     (lambda: fit({"input": X, "labels": Y[:3]}), "'input' has 4 rows, and 'labels' 3", "shorten the longer"),
     (lambda: fit({"input": X[:1], "labels": Y[:1]}), "it has 1 rows, and a batch of this plan has 2", "--batch 1"),

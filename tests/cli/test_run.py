@@ -115,7 +115,7 @@ def test_a_plan_for_a_microcontroller_runs_in_c_on_this_machine(run: Runner, mod
     assert run("solve", model, "--device", "m4", "--ram", "100%", "-o", plan).code == 0
     run("run", plan, "--workdir", tmp_path).assert_one_message("--workdir: a step in C is paged to a", code=2)
     run("run", plan, "--steps", "2", "--lr", "0.1").assert_one_message("solve with --optimizer sgd", code=2)
-    with pytest.raises(PlanError, match=r"'c', and these are those of 'onnxruntime'.*--on host"):
+    with pytest.raises(PlanError, match=r"'c', but the runtime 'onnxruntime' executes it.*--on host"):
         po.execute(plan)
     document = run("run", plan, "--json", "-").document
     assert document["bit_identical"]

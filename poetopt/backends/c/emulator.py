@@ -1,4 +1,4 @@
-"""A bare board in Unicorn: the core, exactly the RAM that was linked for, the flash, and files by semihosting."""
+"""A bare board in Unicorn: the core, exactly the linked RAM, the flash, and files by semihosting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from poetopt.util.errors import BackendUnavailableError, ExecutionError
 
 
 class _Operation(IntEnum):
-    """Holds what the emitted example asks for."""
+    """Semihosting operations of the emitted example."""
 
     OPEN = 0x01
     CLOSE = 0x02
@@ -33,12 +33,14 @@ FAILED = 0xFFFF_FFFF
 
 
 class Files:
-    """Files by name, and what a program does with them.
+    """Files by name, and their use by a program.
 
+    Attributes
+    ----------
     read, write
-        Move bytes from and to the program's memory.
+        Read and write the program's memory.
     code
-        The reason that the program gave when it ended; None before.
+        Exit reason of the program; None before its end.
     """
 
     def __init__(
@@ -55,26 +57,26 @@ class Files:
         self._next = 1
 
     def handle(self, operation: int, argument: int) -> int:
-        """One request; what it returns to the program."""
+        """Serve one request; return the program's result."""
         if operation == _Operation.EXIT:
             self.code = argument
             return 0
         words = self._words(argument, 3 if operation in (_Operation.OPEN, _Operation.READ, _Operation.WRITE) else 2)
         match operation:
             case _Operation.OPEN:
-                return self._opened(words)
+                return self._open_file(words)
             case _Operation.CLOSE:
                 return 0 if self._open.pop(words[0], None) else FAILED
             case _Operation.SEEK:
                 self._open[words[0]][1] = words[1]
                 return 0
             case _Operation.READ | _Operation.WRITE:
-                return self._moved(operation, *words)
+                return self._transfer(operation, *words)
         return FAILED
 
-    def _opened(self, words: list[int]) -> int:
+    def _open_file(self, words: list[int]) -> int:
         name = self._read(words[0], words[2]).decode("ascii", "replace")
-        # modes that empty the file first
+        # modes that truncate the file
         if words[1] in (4, 5, 6, 7):
             self.files[name] = bytearray()
         if name not in self.files:
@@ -83,18 +85,18 @@ class Files:
         self._next += 1
         return self._next - 1
 
-    def _moved(self, operation: int, file: int, address: int, count: int) -> int:
-        """The bytes that were not moved."""
+    def _transfer(self, operation: int, file: int, address: int, count: int) -> int:
+        """Read or write; return the number of bytes that were not moved."""
         state = self._open[file]
-        content, place = self.files[str(state[0])], int(state[1])
+        content, position = self.files[str(state[0])], int(state[1])
         if operation == _Operation.READ:
-            data = bytes(content[place : place + count])
+            data = bytes(content[position : position + count])
             self._write(address, data)
         else:
             data = self._read(address, count)
-            content += bytes(max(0, place - len(content)))
-            content[place : place + count] = data
-        state[1] = place + len(data)
+            content += bytes(max(0, position - len(content)))
+            content[position : position + count] = data
+        state[1] = position + len(data)
         return count - len(data)
 
     def _words(self, address: int, count: int) -> list[int]:
@@ -106,15 +108,17 @@ PAINT = 0xA5
 
 
 @dataclass(frozen=True, slots=True)
-class Emulated:
-    """Holds what a run on an emulator showed.
+class EmulatedRun:
+    """Result of a run on an emulator.
 
+    Attributes
+    ----------
     files
-        Those that the program wrote or changed, by name.
+        Files that the program wrote or changed, by name.
     stack_bytes
-        The most that it took, from the top of the stack down, by paint.
+        Most bytes of stack used, from its top down, by paint.
     counts
-        What it executed, as `Trace.sums` has it.
+        Instruction counts, as in `Trace.sums`.
     """
 
     files: Mapping[str, bytes]
@@ -123,24 +127,30 @@ class Emulated:
 
 
 def check_present() -> None:
-    """Raise `BackendUnavailableError` where Unicorn isn't installed, or pyelftools."""
+    """Raise `BackendUnavailableError` where Unicorn or pyelftools isn't installed."""
     for module, name in (("unicorn", "the emulator Unicorn"), ("elftools", "pyelftools")):
         if importlib.util.find_spec(module) is None:
             raise BackendUnavailableError(f"{name} is not installed; get it with: pip install 'poetopt[device]'")
 
 
-def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = None, weigh: Weigh = ones) -> Emulated:
-    """Run a program that was built for a bare board, to its end.
+def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = None, weigh: Weigh = ones) -> EmulatedRun:
+    """Run a program that was built for a bare board to its end.
 
+    Parameters
+    ----------
     files
-        What it finds, by name.
+        Files that it finds, by name.
     ram
-        What is mapped; by default what it was linked for.
+        RAM to map; by default the linked one.
     weigh
-        What is counted; by default instructions.
+        Weights to count; by default instructions.
 
-    Raises `BackendUnavailableError` without Unicorn, `ExecutionError` where the program reads, writes or executes what
-    isn't mapped, with the operator and the address, or where it says that it failed.
+    Raises
+    ------
+    BackendUnavailableError
+        Unicorn isn't installed.
+    ExecutionError
+        The program accesses or executes unmapped memory (the message has operator and address), or reports a failure.
     """
     check_present()
     linked = built.board
@@ -149,10 +159,10 @@ def emulate(built: Built, files: Mapping[str, bytes], *, ram: Board | None = Non
 
 
 class EmulatedMachine:
-    """A core with its flash, the RAM that is mapped, and what answers its semihosting."""
+    """Core with its flash, the mapped RAM, and a handler of its semihosting."""
 
     def __init__(self, built: Built, loaded: Image, ram: Board) -> None:
-        unicorn: Any = importlib.import_module("unicorn")  # half of it has no types
+        unicorn: Any = importlib.import_module("unicorn")  # large parts of it have no types
         arm_const: Any = importlib.import_module("unicorn.arm_const")
         self.built = built
         self.image = loaded
@@ -174,12 +184,12 @@ class EmulatedMachine:
         low = self.ram.origin // PAGE * PAGE
         high = -(-(self.ram.origin + self.ram.nbytes) // PAGE) * PAGE
         self.machine.mem_map(low, high - low, self.unicorn.UC_PROT_READ | self.unicorn.UC_PROT_WRITE)
-        # Whole pages only can be mapped: what is no RAM below it is watched.
+        # only whole pages can be mapped: a hook watches the part of the page below RAM
         self.machine.mem_write(low, bytes([PAINT]) * (high - low))
         if low < self.ram.origin:
             watched = self.unicorn.UC_HOOK_MEM_READ | self.unicorn.UC_HOOK_MEM_WRITE
             self.machine.hook_add(watched, self._outside, begin=low, end=self.ram.origin - 1)
-        # registers of the system: the start-up switches the floating-point unit on there
+        # system registers, where the start-up enables the floating-point unit
         self.machine.mem_map(0xE000_E000, 0x1000)
         self.machine.hook_add(self.unicorn.UC_HOOK_MEM_INVALID, self._outside)
         self.machine.hook_add(self.unicorn.UC_HOOK_INTR, self._interrupt)
@@ -200,7 +210,7 @@ class EmulatedMachine:
     def _interrupt(self, machine: Any, number: int, data: object) -> None:
         registers = self.registers
         place = machine.reg_read(registers.UC_ARM_REG_PC)
-        # unicorn's number of the exception that a BKPT raises
+        # Unicorn's number of the exception of a BKPT
         if number != 7 or machine.mem_read(place, 1)[0] != 0xAB:
             self.fault = self.fault or (f"raises exception {number}", place, place)
             machine.emu_stop()
@@ -217,7 +227,7 @@ class EmulatedMachine:
         if self.files.code is not None:
             machine.emu_stop()
 
-    def run(self, files: Mapping[str, bytes], weigh: Weigh) -> Emulated:
+    def run(self, files: Mapping[str, bytes], weigh: Weigh) -> EmulatedRun:
         machine, registers = self.machine, self.registers
         self.files = Files(
             {name: bytearray(content) for name, content in files.items()},
@@ -235,20 +245,20 @@ class EmulatedMachine:
             if self.fault is None:
                 self.fault = (f"stops ({error})", 0, machine.reg_read(registers.UC_ARM_REG_PC))
         if self.fault is not None:
-            raise ExecutionError(self._told(*self.fault))
+            raise ExecutionError(self._fault_message(*self.fault))
         if self.files.code != 0x20026:
             raise ExecutionError(
-                f"the step on {self.built.target.name} says that it failed: its storage did, or a file was short"
+                f"the step on {self.built.target.name} reports a failure: of its storage, or of a short file"
             )
         stack = bytes(machine.mem_read(self.ram.origin, top - self.ram.origin))
-        left = len(stack) - len(stack.lstrip(bytes([PAINT])))
-        return Emulated(
+        unused = len(stack) - len(stack.lstrip(bytes([PAINT])))
+        return EmulatedRun(
             {name: bytes(content) for name, content in self.files.files.items()},
-            len(stack) - left,
+            len(stack) - unused,
             self.trace.sums,
         )
 
-    def _told(self, kind: str, address: int, place: int) -> str:
+    def _fault_message(self, kind: str, address: int, place: int) -> str:
         operator = self.trace.operator
         if operator is not None:
             who = f"operator {self.built.program.operator_names[operator]!r}"

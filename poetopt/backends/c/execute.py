@@ -1,6 +1,6 @@
-"""Run a plan in C for a step or many, and the unscheduled step on the same kernels; compare both, and with onnxruntime.
+"""Run a plan in C, and the unscheduled step on the same kernels; compare both with each other and with onnxruntime.
 
-One step is measured for its stack and, in an emulator, operator by operator; many go by the emitted example.
+One step is measured for its stack and, in an emulator, operator by operator; many steps run by the emitted example.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ if TYPE_CHECKING:
 
 LOSSES = "losses"
 Predict = Callable[[Plan, TrainingGraph], Plan | None]
-"""Finds a plan of po_predict for one of a step, which is laid out (`poetopt.search.predicting`)."""
+"""Finds a plan of po_predict for the laid-out plan of a step (`poetopt.search.predicting`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """A plan's run on a target beside that of the step that computes everything once.
+class _ComparedRuns:
+    """Run of a plan on a target, and of the step that computes everything once.
 
+    Attributes
+    ----------
     figures
-        Those of `DeviceChecks`, but for the distance from onnxruntime's.
+        Figures of `DeviceChecks`, without the distance from onnxruntime's.
     """
 
     program: DeviceProgram
@@ -62,7 +64,7 @@ class _Beside:
     figures: Mapping[str, Any]
 
 
-def _run_beside(
+def _run_and_compare(
     plan: Plan,
     on: str,
     batches: Sequence[Batch],
@@ -73,40 +75,42 @@ def _run_beside(
     predict: Predict | None,
     asked: Sequence[Batch] | None = None,
     told: Told,
-) -> _Beside:
-    """Compile and run both, on one batch to measure a step, or by the emitted example with what is `said` for each.
+) -> _ComparedRuns:
+    """Compile and run both, on one batch to measure a step, or by the emitted example with hyperparameters `said`.
 
+    Parameters
+    ----------
     asked
-        What is predicted after the last step, where the program has a plan for that; by default that step's batch.
+        Inputs for predictions after the last step, where the program predicts; by default that step's batch.
     """
-    find: Predict = predict or (lambda *_: None)
-    chosen, steps = target(on, "--on"), len(batches)
-    program = device_program(plan, graph, prediction=find(plan, graph))
+    find_prediction: Predict = predict or (lambda *_: None)
+    target_core, steps = target(on, "--on"), len(batches)
+    program = device_program(plan, graph, prediction=find_prediction(plan, graph))
     simulation = simulate(plan, ram_bytes=ram_bytes)
     check_layout(plan, ram_bytes)
-    if chosen.bare:
+    if target_core.bare:
         check_room(program)
         check_present()
-    compiler(chosen)  # nothing is written where there is none
+    compiler(target_core)  # fail before anything is written
     asked = [next(iter(cut(graph, batches[-1])))] if asked is None else asked
     with scratch_folder("c") as folder:
 
-        def built(one: DeviceProgram, place: str, stack_bytes: int | None = None) -> Built:
-            write(one, chosen, Path(folder, place))
-            return build(one, chosen, Path(folder, place), measuring=said is None, stack_bytes=stack_bytes)
+        def compile_program(one: DeviceProgram, subfolder: str, stack_bytes: int | None = None) -> Built:
+            write(one, target_core, Path(folder, subfolder))
+            return build(one, target_core, Path(folder, subfolder), measuring=said is None, stack_bytes=stack_bytes)
 
         told(f"compiling for {on}")
-        scheduled = built(program, "scheduled")
+        scheduled = compile_program(program, "scheduled")
         scheduled.check_stack()
-        whole_step = unscheduled(plan)
-        once = device_program(whole_step, graph, prediction=find(whole_step, graph))
-        # no device reserves what this one takes of the stack
-        plain = built(once, "whole", 2 * STACK_BYTES + program.storage.block_bytes)
+        baseline_plan = unscheduled(plan)
+        baseline_program = device_program(baseline_plan, graph, prediction=find_prediction(baseline_plan, graph))
+        # no device reserves the stack of this program
+        baseline = compile_program(baseline_program, "whole", 2 * STACK_BYTES + program.storage.block_bytes)
         told(f"running the schedule on {on}" if said is None else f"{steps:,} steps on {on}, as planned")
         mine = run(scheduled, *batches, said=said, asked=asked)
         once_words = f"{steps:,} steps on {on}, everything computed once"
         told("running the step that computes everything once" if said is None else once_words)
-        theirs = run(plain, *batches, said=said, asked=asked)
+        theirs = run(baseline, *batches, said=said, asked=asked)
     comparison = compare(mine.results, theirs.results, tuple(mine.results))
     if mine.again:
         comparison = comparison.joined(compare(mine.again, theirs.results, tuple(mine.results)))
@@ -128,37 +132,37 @@ def _run_beside(
         "instructions": mine.instructions,
         "bytes_paged": simulation.bytes_paged,
         "bytes_streamed": simulation.bytes_streamed,
-        "predicted": _predicted(program, asked, mine, theirs),
+        "predicted": _check_predictions(program, asked, mine, theirs),
     }
-    return _Beside(program, mine, theirs, comparison, figures)
+    return _ComparedRuns(program, mine, theirs, comparison, figures)
 
 
-def _predicted(program: DeviceProgram, asked: Sequence[Batch], mine: Ran, theirs: Ran) -> Predicted | None:
-    """The outputs of both for what they were asked, beside onnxruntime's with the values that were left."""
+def _check_predictions(program: DeviceProgram, asked: Sequence[Batch], mine: Ran, theirs: Ran) -> Predicted | None:
+    """Return the predictions of both programs, compared with onnxruntime's from the final values."""
     plan, graph = program.predicts, program.graph
     if plan is None or not asked:
         return None
-    network, held = graph_of(plan.plan), whole(graph.joint)
-    held |= {name: mine.results[name] for name in graph.trained if name in mine.results}
-    held |= {old: mine.results[new] for old, new in graph.states.items() if new in mine.results}
-    found, other = (
+    network, values = graph_of(plan.plan), whole(graph.joint)
+    values |= {name: mine.results[name] for name in graph.trained if name in mine.results}
+    values |= {old: mine.results[new] for old, new in graph.states.items() if new in mine.results}
+    scheduled_outputs, baseline_outputs = (
         {name: np.stack([one[name] for one in ran.outputs]) for name in network.outputs} if ran.outputs else {}
         for ran in (mine, theirs)
     )
-    reference = predicted(network, held, asked)
+    reference = predicted(network, values, asked)
     return Predicted(
         arena_bytes(plan.plan),
-        not other or compare(found, other, network.outputs).identical,
-        distance(found, reference.exact, network.outputs),
+        not baseline_outputs or compare(scheduled_outputs, baseline_outputs, network.outputs).identical,
+        distance(scheduled_outputs, reference.exact, network.outputs),
         reference.together,
-        found,
+        scheduled_outputs,
     )
 
 
-def _away(went: Mapping[str, Array], reference: UlpSensitivity) -> Mapping[str, Any]:
-    """Figures of `DeviceChecks` on the distance from onnxruntime's."""
-    apart = distance(went, reference.exact, tuple(reference.exact))
-    return {"distance": apart, "sensitivity": reference.together, "far": reference.far(went)}
+def _distance_figures(moves: Mapping[str, Array], reference: UlpSensitivity) -> Mapping[str, Any]:
+    """Return figures of `DeviceChecks` on the distance from onnxruntime's."""
+    relative_distance = distance(moves, reference.exact, tuple(reference.exact))
+    return {"distance": relative_distance, "sensitivity": reference.together, "far": reference.far(moves)}
 
 
 def execute_on(
@@ -172,51 +176,61 @@ def execute_on(
     predict: Predict | None = None,
     told: Told = silent,
 ) -> DeviceExecution:
-    """Emit `plan`, compile it, run it on one batch, and check what it computes.
+    """Emit `plan`, compile it, run it on one batch, and check its results.
 
+    Parameters
+    ----------
     on
-        `host`, or a core that is emulated: `cortex-m4`, ...
+        `host`, or an emulated core: `cortex-m4`, ...
     ram_bytes
-        The budget for the arena; by default what the plan takes.
+        Budget for the arena; by default what the plan needs.
     data
-        A batch, as for `execute`; by default a random one, drawn with `seed`.
+        Batch, as for `execute`; by default a random one, drawn with `seed`.
     predict
-        What finds the plan of po_predict.
+        Finds the plan of po_predict.
 
-    Raises `PlanError` for a plan that isn't for the runtime c or breaks its budget, `UnsupportedOpError` where a kernel
-    is missing, `BackendUnavailableError` where compiler or emulator are, `ExecutionError` where the step fails.
+    Raises
+    ------
+    PlanError
+        The plan isn't for the runtime c, or exceeds its budget.
+    UnsupportedOpError
+        A kernel is missing.
+    BackendUnavailableError
+        Compiler or emulator is missing.
+    ExecutionError
+        The step fails.
     """
-    chosen = graph_of(plan, graph)
-    batch = batch_of(chosen.whole, data, seed)
-    both = _run_beside(plan, on, [batch], None, graph=chosen, ram_bytes=ram_bytes, predict=predict, told=told)
+    step_graph = graph_of(plan, graph)
+    batch = batch_of(step_graph.whole, data, seed)
+    runs = _run_and_compare(plan, on, [batch], None, graph=step_graph, ram_bytes=ram_bytes, predict=predict, told=told)
     told("the same step on onnxruntime, and how far one ulp moves it")
-    mine, counts = both.mine, both.mine.counts
+    scheduled, counts = runs.mine, runs.mine.counts
     return DeviceExecution(
-        **both.figures,
-        **_away(moved(chosen, mine.results), measured_reference(chosen, batch)),
-        gradients=len(chosen.gradients or chosen.trained),
-        statistics=len(chosen.states),
-        max_abs_diff=both.comparison.max_abs_diff,
+        **runs.figures,
+        **_distance_figures(moved(step_graph, scheduled.results), measured_reference(step_graph, batch)),
+        gradients=len(step_graph.gradients or step_graph.trained),
+        statistics=len(step_graph.states),
+        max_abs_diff=runs.comparison.max_abs_diff,
         kernel_workspace_bytes=0,
         store_all_peak_bytes=store_all_bytes(plan.problem),
-        step_s=mine.step_s,
-        store_all_step_s=both.theirs.step_s,
+        step_s=scheduled.step_s,
+        store_all_step_s=runs.theirs.step_s,
         fused_step_s=None,
-        outputs=len(chosen.targets) if chosen.forward_only else 0,
-        loss=None if chosen.forward_only else float(mine.results[chosen.loss].reshape(-1)[0]),
-        by_operator={} if counts is None else _instructions_by_operator(both.program, counts),
-        results=mine.results,
+        outputs=len(step_graph.targets) if step_graph.forward_only else 0,
+        loss=None if step_graph.forward_only else float(scheduled.results[step_graph.loss].reshape(-1)[0]),
+        by_operator={} if counts is None else _instructions_by_operator(runs.program, counts),
+        results=scheduled.results,
         batch=batch,
     )
 
 
 def unscheduled(plan: Plan) -> Plan:
-    """The plan that computes everything once, plain."""
+    """Return the plan that computes everything once."""
     return lay_out(store_all(replace(plan.problem, closing_ram_bytes=None)))
 
 
 def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
-    """Gives what a step makes of a batch: gradients, how far updates move parameters, or outputs without a loss."""
+    """Return a step's effect on a batch: gradients, updates of parameters, or outputs of a network without loss."""
     if graph.forward_only:
         return {name: results[name] for name in graph.targets}
     if graph.gradients:
@@ -225,27 +239,29 @@ def moved(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Ar
 
 
 def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
-    """Gives what the step makes of a batch on onnxruntime, node by node, and how far one ulp moves that."""
+    """Return that effect on onnxruntime, node by node, and how far one ulp moves it."""
     exact, near = reference_ways(graph, [batch], [{}])
     ends = exact.ends if graph.updaters and not graph.gradients else exact.moved
     return sensitivity(exact.moved, [way.moved for way in near], ends)
 
 
 def _instructions_by_operator(program: DeviceProgram, counts: NDArray[np.uint64]) -> Mapping[str, int]:
-    """Instructions of each operator, those of library functions that it calls among them."""
+    """Return the instructions of each operator, including library functions that it calls."""
     return {name: int(row[0]) for name, row in zip(program.operator_names, counts, strict=False) if row[0]}
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """Losses of steps, and where they led.
+class ReferenceRun:
+    """Losses of steps, and their effect.
 
+    Attributes
+    ----------
     losses
-        Of each.
+        Loss of each step.
     moved
-        What `moved` has of the last one: of parameters, how far they went since before the first, in float64.
+        Effect of the last step as `moved` returns it; of parameters, their change since the first one, in float64.
     ends
-        Parameters, or gradients, after the last one.
+        Parameters, or gradients, after the last step.
     """
 
     losses: Array
@@ -269,30 +285,35 @@ def train_on(
 ) -> DeviceTraining:
     """Take `steps` steps with `plan` in C by the emitted example, and compare losses and parameters.
 
+    Parameters
+    ----------
     on, ram_bytes
         As for `execute_on`.
     lr, momentum, data, seed
         As for `train` on onnxruntime.
 
-    Raises `OptionError` for a step without an optimizer, or numbers that make no sense; else what `execute_on` does.
+    Raises
+    ------
+    OptionError
+        The step has no optimizer, or a number is out of its range. Other errors are those of `execute_on`.
     """
     target(on, "--on")
-    chosen = graph_of(plan, graph)
-    given = hyperparameters_of(chosen, lr, momentum)
+    step_graph = graph_of(plan, graph)
+    hyperparameters = hyperparameters_of(step_graph, lr, momentum)
     if steps < 1:
         raise OptionError(f"--steps {steps}: must be at least 1")
-    check_trainable(chosen)
-    data_sets = batches_of(chosen.whole, data, seed)
+    check_trainable(step_graph)
+    data_sets = batches_of(step_graph.whole, data, seed)
     batches = [data_sets.get(step) for step in range(steps)]
-    said = [numbers(chosen, step, given) for step in range(steps)]
-    return train_batches_on(plan, on, batches, said, graph=chosen, ram_bytes=ram_bytes, predict=predict, told=told)
+    said = [numbers(step_graph, step, hyperparameters) for step in range(steps)]
+    return train_batches_on(plan, on, batches, said, graph=step_graph, ram_bytes=ram_bytes, predict=predict, told=told)
 
 
 def check_trainable(graph: TrainingGraph) -> None:
-    """Raise OptionError where the step of `graph` has no optimizer."""
+    """Raise `OptionError` where the step of `graph` has no optimizer."""
     if graph.optimizer == "none":
         raise OptionError(
-            "--on: the plan's step ends with gradients, and nothing on the device updates parameters by them; "
+            "--on: the plan's step ends with gradients, and the device doesn't update parameters by them; "
             "solve with --optimizer sgd"
         )
 
@@ -309,70 +330,74 @@ def train_batches_on(
     asked: Sequence[Batch] | None = None,
     told: Told = silent,
 ) -> DeviceTraining:
-    """The same with a step on each of `batches`, at least one, with the hyperparameters that `said` has for it.
+    """Take a step on each of `batches`, at least one, with the hyperparameters `said`; compare as `train_on` does.
 
+    Parameters
+    ----------
     graph
-        One that `check_trainable` has passed.
+        Graph that passed `check_trainable`.
     asked
-        What is predicted after the last step, where the program has a plan for that; by default that step's batch.
+        Inputs for predictions after the last step, where the program predicts; by default that step's batch.
     """
-    both = _run_beside(
+    runs = _run_and_compare(
         plan, on, batches, said, graph=graph, ram_bytes=ram_bytes, predict=predict, asked=asked, told=told
     )
-    mine, theirs = both.mine, both.theirs
+    scheduled, baseline = runs.mine, runs.theirs
     told("the same steps on onnxruntime, and how far one ulp moves them")
-    differing = [k for k in range(len(batches)) if mine.losses[k].tobytes() != theirs.losses[k].tobytes()]
+    differing = [k for k in range(len(batches)) if scheduled.losses[k].tobytes() != baseline.losses[k].tobytes()]
     exact, near = reference_ways(graph, batches, said)
     return DeviceTraining(
-        **both.figures,
-        **_away(moved(graph, mine.results), allowed(exact, near, mine.results)),
+        **runs.figures,
+        **_distance_figures(moved(graph, scheduled.results), allowed(exact, near, scheduled.results)),
         steps=len(batches),
         optimizer=graph.optimizer,
         hyperparameters={name: value.item() for name, value in said[0].items() if name != "step"},
-        losses=tuple(map(float, mine.losses)),
+        losses=tuple(map(float, scheduled.losses)),
         reference_losses=tuple(map(float, exact.losses)),
         first_difference=differing[0] + 1 if differing else 0,
-        loss_distance=_losses_apart(mine.losses, exact.losses),
-        values={row.name: mine.results[row.name] for row in both.program.parameters},
-        statistics={old: mine.results[new] for old, new in graph.states.items()},
+        loss_distance=_losses_apart(scheduled.losses, exact.losses),
+        values={row.name: scheduled.results[row.name] for row in runs.program.parameters},
+        statistics={old: scheduled.results[new] for old, new in graph.states.items()},
     )
 
 
 def numbers(graph: TrainingGraph, step: int, given: Mapping[str, float]) -> Mapping[str, Array]:
-    """The hyperparameters of a step, from 0, by what the optimizer calls them: `given`, else the step's own."""
+    """Return the hyperparameters of step `step`, from 0, by the optimizer's names: `given`, else the step's own."""
     values = graph.joint.values
-    found = {name: values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
+    arrays = {name: values[tensor].copy() for name, tensor in graph.hyperparameters.items()}
     for name, value in {**given, "step": step + 1}.items():
-        if name in found:
-            found[name][...] = value
-    return found
+        if name in arrays:
+            arrays[name][...] = value
+    return arrays
 
 
 def reference_ways(
     graph: TrainingGraph, batches: Sequence[Batch], said: Sequence[Mapping[str, Array]]
-) -> tuple[Way, Sequence[Way]]:
-    """Take the steps on onnxruntime, node by node: as they are, and with what they read an ulp off."""
+) -> tuple[ReferenceRun, Sequence[ReferenceRun]]:
+    """Take the steps on onnxruntime, node by node: exactly, and with what they read an ulp off."""
     sessions = Sessions(graph, 1)
     shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
     shown |= {name: name for name in graph.targets if graph.forward_only}
     shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
 
-    def way(seed: int | None) -> Way:
+    def run_steps(seed: int | None) -> ReferenceRun:
         steps, losses = Steps(graph, sessions, seed), []
         for batch, hyperparameters in zip(batches, said, strict=True):
             steps.say(hyperparameters)
-            found = steps.step(batch)
-            losses.append(found[graph.targets[0]].reshape(-1)[0])
-        ends = {shown[name]: array for name, array in found.items() if name in shown}
-        return Way(np.array(losses), moved(graph, ends), ends)
+            results = steps.step(batch)
+            losses.append(results[graph.targets[0]].reshape(-1)[0])
+        ends = {shown[name]: array for name, array in results.items() if name in shown}
+        return ReferenceRun(np.array(losses), moved(graph, ends), ends)
 
-    return way(None), [way(seed) for seed in range(TRIALS)]
+    return run_steps(None), [run_steps(seed) for seed in range(TRIALS)]
 
 
-def allowed(exact: Way, near: Sequence[Way], values: Mapping[str, Array]) -> UlpSensitivity:
-    """Measure how far one ulp takes parameters, whose last `values` these are, and losses where these go further."""
-    found = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
-    return replace(found, together=max(found.together, *(_losses_apart(way.losses, exact.losses) for way in near)))
+def allowed(exact: ReferenceRun, near: Sequence[ReferenceRun], values: Mapping[str, Array]) -> UlpSensitivity:
+    """Measure how far one ulp moves parameters, whose last values are `values`, and losses where these move further."""
+    measured = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
+    return replace(
+        measured, together=max(measured.together, *(_losses_apart(way.losses, exact.losses) for way in near))
+    )
 
 
 def _losses_apart(mine: Array, theirs: Array) -> float:

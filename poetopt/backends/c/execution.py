@@ -1,4 +1,4 @@
-"""Describes what a step in C showed, or a training, on this machine or on an emulated board."""
+"""Results of a step in C, or of a training, on this machine or on an emulated board."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ if TYPE_CHECKING:
 
 
 TOLERANCE = 5.0
-"""How many times as far from onnxruntime's gradients may be as one ulp moves them (`Sensitivity`)."""
+"""Allowed distance from onnxruntime's gradients, in multiples of the distance by which one ulp moves them
+(`UlpSensitivity`).
+"""
 
 
 def far_shown(names: tuple[str, ...]) -> str:
-    """Says which tensors are further away than that, in a message."""
+    """Return the part of a message about tensors that are further away than that."""
     shown = ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")
     return f", and that of {shown} is too far away for itself" if names else ""
 
 
 @dataclass(frozen=True)
 class Predicted(Figures):
-    """Outputs of the network in C, as it is used, with the values that the steps left.
+    """Outputs of the inference network in C, from the values after the steps.
 
+    Attributes
+    ----------
     arena_bytes
-        What its plan takes of the step's arena.
+        Bytes of its plan in the step's arena.
     bit_identical
-        Whether the plan and one that has all the room give the same bits.
+        Whether the plan and one without a memory limit give the same bits.
     distance, sensitivity
-        Of all outputs from onnxruntime's, relative, in the norm; how far one ulp of what they are made of moves those.
+        Relative distance of all outputs from onnxruntime's, in the norm; how far one ulp of their inputs moves those.
     outputs
-        By name, those of all batches in one. [batches, *shape]
+        Outputs by name, all batches stacked. [batches, *shape]
     """
 
     arena_bytes: int
@@ -49,56 +53,58 @@ class Predicted(Figures):
 
     @property
     def ok(self) -> bool:
-        """Says whether these are the network's outputs."""
+        """Whether these are the network's outputs."""
         return self.bit_identical and self.distance <= TOLERANCE * self.sensitivity
 
     def message(self, on: str) -> str:
-        """Gives what is wrong, in one sentence; empty where nothing is."""
+        """Return the failure in one sentence; empty where nothing failed."""
         if self.ok:
             return ""
-        what = (
-            f"are {self.distance:.3g} away from onnxruntime's (relative), where {TOLERANCE:g} times the "
-            f"{self.sensitivity:.3g} by which one ulp moves them is allowed"
+        difference = (
+            f"are {self.distance:.3g} away from onnxruntime's (relative); allowed are {TOLERANCE:g} times the "
+            f"{self.sensitivity:.3g} by which one ulp moves them"
             if self.bit_identical
-            else "differ from those of the plan that has all the room"
+            else "differ from those of the plan without a memory limit"
         )
-        return f"on {on}, the outputs of po_predict {what}; please report it with the plan file"
+        return f"on {on}, the outputs of po_predict {difference}; please report it with the plan file"
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChecks(Checks):
-    """A run in C, and the verdicts on it.
+    """Run in C, and the verdicts on it.
 
+    Attributes
+    ----------
     on, compiler
-        Where it ran, and what compiled it.
+        Target of the run, and compiler.
     bit_identical, different
-        Whether what the schedule computed is bit for bit what the unscheduled step did, on the same kernels; which
-        tensors differ.
+        Whether the results of the schedule are bit for bit those of the unscheduled step, on the same kernels; names of
+        tensors that differ.
     distance
-        Relative distance of all gradients from onnxruntime's, in the norm; of a training, of the parameters' way.
+        Relative distance of all gradients from onnxruntime's, in the norm; of a training, of the parameters' changes.
     sensitivity
         How far one ulp of what forward and backward read moves onnxruntime's, likewise.
     far
-        The parameters whose own gradient or way is further away than one ulp and rounding take it, by name.
+        Names of parameters whose own gradient or change is further away than one ulp and rounding move it.
     budget_bytes, arena_bytes, measured_peak_bytes
         As in `Execution`; kernels in C allocate nothing.
     resident_bytes
         Parameters, gradients, constants, statistics and the loss.
     linked_ram_bytes
-        All RAM that the linked program has beside the stack; None where nothing is installed that tells it.
+        All RAM of the linked program without the stack; None where no tool is installed that reads it.
     stack_bytes
-        The most that was taken of the stack, measured by painting it; None of a training on this machine.
+        Most bytes of stack used, measured by painting it; None for a training on this machine.
     stack_bound_bytes, stack_reserved_bytes
-        What the program takes of the stack at most, by its machine code, with `po_save` and `po_restore`; what the
-        device sets aside for it. None on this machine, and where the code doesn't tell.
+        Most stack that the program can use, by its machine code, with `po_save` and `po_restore`; the device's reserve
+        for it. None on this machine, and where the code doesn't tell.
     code_bytes
         Instructions and constants of the code, without the weights; None as `linked_ram_bytes`.
     instructions
-        How many were executed; None where it was no emulator that ran it.
+        Number of executed instructions; None without an emulator.
     bytes_paged, bytes_streamed
         Bytes of whole tensors that move to and from storage in one step, and of chunks inside operators.
     predicted
-        What po_predict gave after the last step; None where there is none.
+        Outputs of po_predict after the last step; None where there is none.
     """
 
     on: str
@@ -124,32 +130,32 @@ class DeviceChecks(Checks):
 
     @property
     def planned_ram_bytes(self) -> int:
-        """Arena and resident region, as the plan has them."""
+        """Arena and resident region of the plan."""
         return self.arena_bytes + self.resident_bytes
 
     @property
     def close(self) -> bool:
-        """Says whether what was computed is onnxruntime's, to rounding."""
+        """Whether the results are onnxruntime's, to rounding."""
         raise NotImplementedError
 
     @property
     def linked_as_planned(self) -> bool:
-        """Says whether the linker gave the program just the plan's bytes; true where that can't be told."""
+        """Whether the linked program has exactly the plan's bytes; True where that is unknown."""
         return self.linked_ram_bytes in (None, self.planned_ram_bytes)
 
     @property
     def ok(self) -> bool:
-        """Says whether the run passed all checks."""
-        well = self.predicted is None or self.predicted.ok
-        return super().ok and self.close and self.linked_as_planned and well
+        """Whether the run passed all checks."""
+        predictions_ok = self.predicted is None or self.predicted.ok
+        return super().ok and self.close and self.linked_as_planned and predictions_ok
 
     @property
     def memory_message(self) -> str:
-        """Gives what is wrong with its RAM, in one sentence; empty where nothing is."""
+        """Failure of its RAM in one sentence; empty where nothing failed."""
         if not self.linked_as_planned:
             return (
-                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, and the plan "
-                f"{self.planned_ram_bytes:,}; please report it with the plan file"
+                f"on {self.on}, the linked program has {self.linked_ram_bytes:,} B of RAM, but the plan has "
+                f"{self.planned_ram_bytes:,} B; please report it with the plan file"
             )
         if not self.within_budget:
             return (
@@ -163,6 +169,8 @@ class DeviceChecks(Checks):
 class DeviceExecution(DeviceChecks):
     """A scheduled step in C, the step that computes everything once on the same kernels, and onnxruntime's.
 
+    Attributes
+    ----------
     gradients, statistics, max_abs_diff, kernel_workspace_bytes, store_all_peak_bytes
         As in `Execution`.
     step_s, store_all_step_s, fused_step_s
@@ -170,7 +178,7 @@ class DeviceExecution(DeviceChecks):
     outputs, loss
         As in `Execution`.
     by_operator
-        Instructions of each operator, by name; empty where it was no emulator.
+        Instructions of each operator, by name; empty without an emulator.
     """
 
     gradients: int
@@ -192,13 +200,13 @@ class DeviceExecution(DeviceChecks):
 
     @property
     def close(self) -> bool:
-        """Says whether the gradients are onnxruntime's, to rounding."""
+        """Whether the gradients are onnxruntime's, to rounding."""
         return self.distance <= TOLERANCE * self.sensitivity and not self.far
 
     @property
     def message(self) -> str:
-        """Gives what failed, in one sentence; empty where nothing did."""
-        count, what = (self.outputs, "outputs") if self.outputs else (1 + self.gradients + self.statistics, "gradients")
+        """Failure in one sentence; empty where nothing failed."""
+        count, kind = (self.outputs, "outputs") if self.outputs else (1 + self.gradients + self.statistics, "gradients")
         if not self.bit_identical:
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
@@ -208,8 +216,8 @@ class DeviceExecution(DeviceChecks):
             )
         if not self.close:
             return (
-                f"on {self.on}, the {what} are {self.distance:.3g} away from onnxruntime's (relative), where "
-                f"{TOLERANCE:g} times the {self.sensitivity:.3g} by which one ulp moves them is allowed"
+                f"on {self.on}, the {kind} are {self.distance:.3g} away from onnxruntime's (relative); allowed are "
+                f"{TOLERANCE:g} times the {self.sensitivity:.3g} by which one ulp moves them"
                 f"{far_shown(self.far)}; please report it with the plan file"
             )
         return self.memory_message
@@ -219,14 +227,16 @@ class DeviceExecution(DeviceChecks):
 class DeviceTraining(DeviceChecks):
     """Scheduled steps in C, as many that compute everything once on the same kernels, and onnxruntime's.
 
+    Attributes
+    ----------
     steps, optimizer, hyperparameters
-        How many, and how the parameters were updated.
+        Number of steps, and how the parameters were updated.
     losses, reference_losses
-        Of each step, scheduled and on onnxruntime.
+        Losses of each step, scheduled and on onnxruntime.
     first_difference
-        The first step (from 1) whose losses differ from the unscheduled one's, or 0.
+        First step (from 1) whose loss differs from the unscheduled one's, or 0.
     loss_distance
-        Of the losses from onnxruntime's, as `distance`; `sensitivity` is theirs, if they are moved further.
+        Distance of the losses from onnxruntime's, as `distance`; `sensitivity` is theirs, if they move further.
     values, statistics
         Parameters and running statistics after the last step, by name.
     """
@@ -245,38 +255,38 @@ class DeviceTraining(DeviceChecks):
 
     @property
     def max_loss_diff(self) -> float:
-        """The largest difference between a step's loss and onnxruntime's."""
+        """Largest difference between a step's loss and onnxruntime's."""
         return max(abs(mine - theirs) for mine, theirs in zip(self.losses, self.reference_losses, strict=True))
 
     @property
     def finite(self) -> bool:
-        """Says whether all losses and, after the last step, all values are numbers."""
-        kept = (*self.values.values(), *self.statistics.values())
+        """Whether all losses and, after the last step, all values are finite."""
+        arrays = (*self.values.values(), *self.statistics.values())
         return all(map(math.isfinite, self.losses)) and all(
-            np.isfinite(value).all() for value in kept if value.dtype.kind == "f"
+            np.isfinite(value).all() for value in arrays if value.dtype.kind == "f"
         )
 
     @property
     def close(self) -> bool:
-        """Says whether losses and parameters are numbers, and onnxruntime's to rounding."""
+        """Whether losses and parameters are finite, and onnxruntime's to rounding."""
         return self.finite and not self.far and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
 
     @property
     def message(self) -> str:
-        """Gives what failed, in one sentence; empty where nothing did."""
+        """Failure in one sentence; empty where nothing failed."""
         if not self.bit_identical:
             where = f"the loss of step {self.first_difference}" if self.first_difference else ", ".join(self.different)
             return f"on {self.on}, training with the schedule and without it differ: {where}; please report it"
         if not self.finite:
             return (
-                f"on {self.on}, losses or parameters are no finite numbers any more: the training has diverged; take a "
-                "smaller --lr, or look at the data"
+                f"on {self.on}, losses or parameters are no longer finite: the training has diverged; use a smaller "
+                "--lr, or check the data"
             )
         if not self.close:
             return (
-                f"on {self.on}, after {self.steps:,} steps the parameters' way is {self.distance:.3g} away from "
-                f"onnxruntime's (relative) and the losses {self.loss_distance:.3g}, where {TOLERANCE:g} times the "
-                f"{self.sensitivity:.3g} by which one ulp moves them is allowed{far_shown(self.far)}; please report it "
+                f"on {self.on}, after {self.steps:,} steps the change of the parameters is {self.distance:.3g} away "
+                f"from onnxruntime's (relative) and the losses {self.loss_distance:.3g}; allowed are {TOLERANCE:g} "
+                f"times the {self.sensitivity:.3g} by which one ulp moves them{far_shown(self.far)}; please report it "
                 "with the plan file"
             )
         return self.memory_message

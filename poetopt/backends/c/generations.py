@@ -1,7 +1,7 @@
-"""Generations of what a step learns, as po_save.c keeps them: what lasts, where it lies, and the first one.
+"""Saved generations of trained values, as po_save.c keeps them: pieces, addresses, and the first copy.
 
-The two copies come behind all else on the storage, each in erase blocks of its own, if the device has such. A copy is
-all that lasts, each piece from a block of its own on, and behind it a block that says what the copy is.
+The two copies follow all else on the storage, each in separate erase blocks, if the device has such. A copy has all
+lasting values, each piece from its own block on, and a last block with its head.
 """
 
 from __future__ import annotations
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 MAGIC = 0x706F7031
-"""The first word of a copy: `po` and the version of its form."""
+"""First word of a copy: `po` and the version of its format."""
 HEAD = struct.Struct("<II16sII")
-"""The head of a copy: that word, the generation, the network, and checksums of the content and of all that."""
+"""Head of a copy: that word, the generation, the network, and checksums of the content and of the head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """One piece that lasts from step to step: in RAM at an address, or on the storage from a block on.
+    """Piece that lasts from step to step: in RAM at an address, or on the storage from a block on.
 
+    Attributes
+    ----------
     name
-        The tensor's; "" for the resident region, which is one piece.
+        Name of the tensor; "" for the resident region, which is one piece.
     address
-        In C; "" on the storage.
+        Address in C; "" on the storage.
     """
 
     name: str
@@ -49,82 +51,83 @@ class Kept:
 
 
 def kept(program: DeviceProgram) -> list[Kept]:
-    """All of it: the resident region, what lasts in the arena, and what is on the storage between steps."""
+    """Return all pieces: the resident region, lasting values in the arena, and values on the storage between steps."""
     nbytes, sums = program.resident.nbytes, {*program.graph.sums.values()}
-    lasting = {name: at for name, (at, _) in lasting_at(program.plan).items() if name not in sums}
-    found = [Kept("", "po_resident", nbytes, 0)] if nbytes else []
+    lasting = {name: address for name, (address, _) in lasting_at(program.plan).items() if name not in sums}
+    pieces = [Kept("", "po_resident", nbytes, 0)] if nbytes else []
     for name, block in program.storage.blocks.items():
-        value = _value(program, name) if name in program.storage.first else None
+        value = _first_value(program, name) if name in program.storage.first else None
         if value is not None:  # and no input
-            at = f"po_arena + {lasting[name]}u" if name in lasting else ""
-            found.append(Kept(name, at, value.nbytes, block))
-    return found
+            address = f"po_arena + {lasting[name]}u" if name in lasting else ""
+            pieces.append(Kept(name, address, value.nbytes, block))
+    return pieces
 
 
 def partly_stored(program: DeviceProgram) -> bool:
-    """Say whether any of it is on the storage, where a step that is cut short has changed some."""
+    """Return whether any piece is on the storage, where an interrupted step has changed part of it."""
     return any(not one.address for one in kept(program))
 
 
 def saved_blocks(program: DeviceProgram) -> int:
-    """Blocks that one copy takes, and `po_save` writes."""
+    """Return the blocks that one copy takes, and `po_save` writes."""
     return 1 + sum(-(-one.nbytes // program.storage.block_bytes) for one in kept(program))
 
 
 def copy_at(program: DeviceProgram, which: int) -> int:
-    """The first block of copy 0 or 1; of 2, which there isn't, where the storage ends."""
+    """Return the first block of copy 0 or 1; for 2, the end of the storage."""
     unit = erased_blocks(program.plan.problem)
     return -(-program.storage.count // unit) * unit + which * -(-saved_blocks(program) // unit) * unit
 
 
 def head_at(program: DeviceProgram, which: int) -> int:
-    """The block that says what a copy is: its last one."""
+    """Return the block of a copy's head: its last one."""
     return copy_at(program, which) + saved_blocks(program) - 1
 
 
 def blocks(program: DeviceProgram) -> int:
-    """Blocks of the storage, both copies included."""
+    """Return the number of blocks of the storage, both copies included."""
     return copy_at(program, 2)
 
 
 def check_room(program: DeviceProgram) -> None:
-    """Raise `PlanError` where blocks of the storage can't be aligned or held, or there is no room for both copies."""
+    """Raise `PlanError` where blocks of the storage can't be aligned or held, or both copies don't fit."""
     problem, block = program.plan.problem, program.storage.block_bytes
-    unit, erased = problem.storage_block_bytes, problem.storage_erase_bytes
-    if program.storage.count and (block % ALIGNMENT or (erased > block and erased % block)):
+    device_block, erase_bytes = problem.storage_block_bytes, problem.storage_erase_bytes
+    if program.storage.count and (block % ALIGNMENT or (erase_bytes > block and erase_bytes % block)):
         raise PlanError(
-            f"{program.shown}: the device's storage has blocks of {unit:,} B and erases {erased:,} at once, and a "
-            f"program in C moves {block:,} B at once: that must be a multiple of {ALIGNMENT} B, and an erase block one "
-            "of that; give a device whose blocks are, or solve without paging"
+            f"{program.shown}: a program in C moves {block:,} B of storage at once, which must be a multiple of "
+            f"{ALIGNMENT} B and divide the erase block; the device has blocks of {device_block:,} B and erases "
+            f"{erase_bytes:,} B at once; give another device, or solve without paging"
         )
-    # what functions that hold a block of the storage take of the stack beside it
-    least = block + 384
-    if program.storage.count and problem.stack_bytes and problem.stack_bytes < least:
+    # functions with a storage block on the stack need 384 B more
+    min_stack_bytes = block + 384
+    if program.storage.count and problem.stack_bytes and problem.stack_bytes < min_stack_bytes:
         raise PlanError(
             f"{program.shown}: functions that move blocks of {block:,} B of storage hold one on the stack, and the "
-            f"device's stack_bytes are {problem.stack_bytes:,}; give a device with {least:,}, or solve without paging"
+            f"device's stack_bytes are {problem.stack_bytes:,}; give a device with {min_stack_bytes:,}, or solve "
+            "without paging"
         )
-    room, taken = problem.storage_bytes, blocks(program) * block
-    if room is not None and program.storage.count and taken > room:
+    device_bytes, needed_bytes = problem.storage_bytes, blocks(program) * block
+    if device_bytes is not None and program.storage.count and needed_bytes > device_bytes:
         raise PlanError(
-            f"{program.shown}: with the two copies that po_save keeps, the step takes {taken:,} B of storage, and the "
-            f"device has {room:,}; give one with more, or solve with less on the storage"
+            f"{program.shown}: with the two copies of po_save, the step needs {needed_bytes:,} B of storage, and the "
+            f"device has {device_bytes:,}; give a device with more, or solve with less on the storage"
         )
 
 
 def network_of(program: DeviceProgram) -> bytes:
-    """16 bytes by which copies of one network and plan are told from those of another."""
+    """Return a 16-byte hash that identifies copies of one network and plan."""
     graph, problem = program.graph, program.plan.problem
-    lies = [(one.address, one.nbytes, one.block) for one in kept(program)]
-    said = f"{graph.structure_hash} {graph.optimizer} {problem.runtime_version} {lies}"
-    return hashlib.sha256(said.encode()).digest()[:16]
+    layout = [(one.address, one.nbytes, one.block) for one in kept(program)]
+    text = f"{graph.structure_hash} {graph.optimizer} {problem.runtime_version} {layout}"
+    return hashlib.sha256(text.encode()).digest()[:16]
 
 
 def first_copy(program: DeviceProgram) -> bytes:
-    """The copy of all that lasts before the first step, as `po_save` would have written it."""
+    """Return the copy of all lasting values before the first step, as `po_save` would write it."""
     data, crc = bytearray(), 0
     for one in kept(program):
-        content = _region(program) if not one.name else _value(program, one.name).tobytes()
+        content = _first_region(program) if not one.name else _first_value(program, one.name).tobytes()
         crc = zlib.crc32(content, crc)
         data += content + bytes(-one.nbytes % program.storage.block_bytes)
     head = HEAD.pack(MAGIC, 1, network_of(program), crc, 0)[:-4]
@@ -133,63 +136,63 @@ def first_copy(program: DeviceProgram) -> bytes:
 
 
 def first_checksum(program: DeviceProgram) -> int:
-    """The checksum of all that lasts before the first step."""
-    found: int = HEAD.unpack(first_copy(program)[-program.storage.block_bytes :][: HEAD.size])[3]
-    return found
+    """Return the checksum of all lasting values before the first step."""
+    checksum: int = HEAD.unpack(first_copy(program)[-program.storage.block_bytes :][: HEAD.size])[3]
+    return checksum
 
 
 def newest(program: DeviceProgram, storage: bytes) -> tuple[int, Mapping[str, Array]]:
-    """The number of the newest whole generation on a device's storage, and all values of it, by name.
+    """Return the number of the newest complete generation on a device's storage, and its values by name.
 
-    Raises `ModelError` where there is none of this program's network and plan.
+    Raise `ModelError` where there is none of this program's network and plan.
     """
-    found = [copy for which in (0, 1) if (copy := _copy(program, storage, which)) is not None]
-    if not found:
+    copies = [copy for which in (0, 1) if (copy := _read_copy(program, storage, which)) is not None]
+    if not copies:
         raise ModelError(
-            f"{program.shown}: no whole generation of this network and plan is on the storage of {len(storage):,} B; "
+            f"{program.shown}: the storage of {len(storage):,} B has no complete generation of this network and plan; "
             f"give all of it, from its first block on ({blocks(program) * program.storage.block_bytes:,} B), and the "
-            "plan that the program was emitted of"
+            "plan of the emitted program"
         )
-    number, content = max(found)
-    joint, values, at = program.graph.joint, {}, 0
-    for one in kept(program):
-        piece = content[at : at + one.nbytes]
-        at += one.nbytes
-        places = program.resident.offsets if not one.name else {one.name: 0}
-        for name, offset in places.items():
+    number, content = max(copies)
+    joint, values, position = program.graph.joint, {}, 0
+    for kept_piece in kept(program):
+        piece_bytes = content[position : position + kept_piece.nbytes]
+        position += kept_piece.nbytes
+        offsets = program.resident.offsets if not kept_piece.name else {kept_piece.name: 0}
+        for name, offset in offsets.items():
             tensor = joint.tensors[name]
             rows = joint.rows.get(name)
             shape = tensor.shape if rows is None else rows.values.shape
             size = math.prod(shape)
-            values[name] = np.frombuffer(piece, numpy_dtype(tensor.dtype), size, offset).reshape(shape)
+            values[name] = np.frombuffer(piece_bytes, numpy_dtype(tensor.dtype), size, offset).reshape(shape)
     return number, values
 
 
-def _copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, bytes] | None:
-    """The generation and the content of a copy; None where it isn't whole, or another program's."""
-    at = head_at(program, which) * program.storage.block_bytes
-    head = storage[at : at + HEAD.size]
+def _read_copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int, bytes] | None:
+    """Return the generation and the content of a copy; None where it is incomplete, or another program's."""
+    position = head_at(program, which) * program.storage.block_bytes
+    head = storage[position : position + HEAD.size]
     if len(head) < HEAD.size:
         return None
     magic, generation, network, data, check = HEAD.unpack(head)
     if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
         return None
-    pieces, at = list[bytes](), copy_at(program, which) * program.storage.block_bytes
+    pieces, position = list[bytes](), copy_at(program, which) * program.storage.block_bytes
     for one in kept(program):
-        pieces.append(storage[at : at + one.nbytes])
-        at += -(-one.nbytes // program.storage.block_bytes) * program.storage.block_bytes
+        pieces.append(storage[position : position + one.nbytes])
+        position += -(-one.nbytes // program.storage.block_bytes) * program.storage.block_bytes
     content = b"".join(pieces)
     return (generation, content) if zlib.crc32(content) == data else None
 
 
-def _value(program: DeviceProgram, name: str) -> Any:
-    """The first value of a tensor on the storage; all rows of a table; None of an input."""
+def _first_value(program: DeviceProgram, name: str) -> Any:
+    """Return the first value of a tensor on the storage; all rows of a table; None for an input."""
     rows = program.graph.rows.get(name)
     return program.graph.joint.values.get(name) if rows is None else rows.values
 
 
-def _region(program: DeviceProgram) -> bytes:
-    """The resident region before the first step."""
+def _first_region(program: DeviceProgram) -> bytes:
+    """Return the resident region before the first step."""
     values, resident = program.graph.joint.values, program.resident
     region = bytearray(resident.nbytes)
     for span in resident.given:

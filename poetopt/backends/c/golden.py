@@ -1,8 +1,7 @@
-"""The golden batch of po_selftest: inputs that a device draws itself, and what onnxruntime makes of them.
+"""Golden batch of po_selftest: inputs that a device draws itself, and onnxruntime's results for them.
 
-Of each tensor that comes out, the sum of its elements with signs drawn likewise is held against onnxruntime's. It may
-be off by `SIGMAS` times what `run --on` allows the tensor to be off in the norm: differences of that norm with random
-signs add up to less.
+The sum of each result's elements, with random signs, is compared with onnxruntime's. The tolerance is `SIGMAS` times
+the distance that `run --on` allows the tensor in the norm: differences of that norm with random signs add up to less.
 """
 
 from __future__ import annotations
@@ -32,10 +31,12 @@ SIGMAS = 4
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """An input: each element is `least` and a number below `span`, times `unit`.
+    """Input whose elements are `least` plus a random number below `span`, times `unit`.
 
+    Attributes
+    ----------
     later
-        How many elements of the batch come before those of part 1; 0 where every part has the same.
+        Number of elements of the batch before those of part 1; 0 where every part has the same.
     """
 
     least: int
@@ -46,7 +47,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class SignedSum:
-    """The sum of a tensor's elements with signs, and how far off it may be."""
+    """Signed sum of a tensor's elements, and its tolerance."""
 
     total: float
     most: float
@@ -54,7 +55,7 @@ class SignedSum:
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """All of it, by the tables of po.h: inputs of a step and of a prediction, results, parameters, outputs.
+    """Golden batch by the tables of po.h: inputs of a step and of a prediction, results, parameters, outputs.
 
     Tensors that aren't float are None.
     """
@@ -66,17 +67,17 @@ class Golden:
     outputs: Sequence[SignedSum | None]
 
 
-def mixed(numbers: NDArray[np.uint32], salt: int) -> NDArray[np.uint32]:
-    """Numbers that look random; `mixed` of po_selftest.c gives the same."""
-    x = numbers + np.uint32(salt * 0x9E3779B9 & 0xFFFFFFFF)
+def hash_numbers(numbers: NDArray[np.uint32], salt: int) -> NDArray[np.uint32]:
+    """Return pseudorandom numbers; they equal those of `mixed` in po_selftest.c."""
+    state = numbers + np.uint32(salt * 0x9E3779B9 & 0xFFFFFFFF)
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ x >> np.uint32(shift)) * np.uint32(factor)
-    found: NDArray[np.uint32] = x ^ x >> np.uint32(16)
-    return found
+        state = (state ^ state >> np.uint32(shift)) * np.uint32(factor)
+    hashed: NDArray[np.uint32] = state ^ state >> np.uint32(16)
+    return hashed
 
 
 def golden_of(program: DeviceProgram) -> Golden:
-    """The golden batch of a program, and what comes of a step from the first values, and of a prediction before it."""
+    """Return the golden batch of a program: results of a step from the first values, and of a prediction before it."""
     graph = program.graph
     inputs = [_drawn(graph, row, graph.split) for row in program.inputs]
     batch = {**random_batch(graph.whole), **_values(graph.whole, program.inputs, inputs)}
@@ -88,18 +89,28 @@ def golden_of(program: DeviceProgram) -> Golden:
     parameters = list[SignedSum | None]()
     together = each.together
     if not graph.gradients:
-        first, (ends, *others) = whole(graph), [_ends(graph, one) for one in (exact, *near)]
-        ways = sensitivity(moved_by(graph, first, ends), [moved_by(graph, first, one) for one in others], ends)
+        first, (ends, *others) = whole(graph), [_ends(graph, ended) for ended in (exact, *near)]
+        ways = sensitivity(moved_by(graph, first, ends), [moved_by(graph, first, ended) for ended in others], ends)
         together = max(together, ways.together)
         parameters = [_sum(ends[row.name], row.name, ways, together) for row in program.parameters]
-    asked, outputs = list[Drawn](), list[SignedSum | None]()
+    prediction_inputs, outputs = list[Drawn](), list[SignedSum | None]()
     if program.predicts is not None:
         network = graph_of(program.predicts.plan)
-        asked = [_drawn(graph, row) for row in program.asked]
-        found = predicted(network, whole(graph.joint), [_values(network, program.asked, asked)])
-        outputs = [_sum(found.exact[row.name][0], row.name, found, found.together) for row in program.outputs]
+        prediction_inputs = [_drawn(graph, row) for row in program.asked]
+        outputs_and_sensitivity = predicted(
+            network, whole(graph.joint), [_values(network, program.asked, prediction_inputs)]
+        )
+        outputs = [
+            _sum(
+                outputs_and_sensitivity.exact[row.name][0],
+                row.name,
+                outputs_and_sensitivity,
+                outputs_and_sensitivity.together,
+            )
+            for row in program.outputs
+        ]
     results = [_sum(exact[name], name, each, together) for name in names]
-    return Golden(inputs, asked, results, parameters or [None] * len(program.parameters), outputs)
+    return Golden(inputs, prediction_inputs, results, parameters or [None] * len(program.parameters), outputs)
 
 
 def _ends(graph: TrainingGraph, found: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -107,35 +118,35 @@ def _ends(graph: TrainingGraph, found: Mapping[str, Array]) -> Mapping[str, Arra
 
 
 def _drawn(graph: TrainingGraph, row: TableRow, split: Sequence[str] = ()) -> Drawn:
-    """The numbers that an input is drawn from: those of `random_batch`, but for floats."""
+    """Return the random range of an input: that of `random_batch`, except for floats."""
     later = row.tensor.size if row.name in split else 0
-    found = limits(graph, row.name)
-    if row.tensor.dtype == "bool" or (found is not None and found.what == TRUTH):
+    input_limits = limits(graph, row.name)
+    if row.tensor.dtype == "bool" or (input_limits is not None and input_limits.what == TRUTH):
         return Drawn(0, 2, 1.0, later)
     if "float" in row.tensor.dtype:
         # floats are multiples of 1/64 from -2 to 2
         return Drawn(-128, 256, 1 / 64, later)
-    least = 1 if found is None or found.what == LENGTH else 0
-    return Drawn(least, 1 if found is None else found.most + 1 - least, 1.0, later)
+    least = 1 if input_limits is None or input_limits.what == LENGTH else 0
+    return Drawn(least, 1 if input_limits is None else input_limits.most + 1 - least, 1.0, later)
 
 
 def _values(graph: TrainingGraph, rows: Iterable[TableRow], drawn: Iterable[Drawn]) -> dict[str, Array]:
-    """The arrays of inputs; `graph` has them whole."""
-    found = dict[str, "Array"]()
-    for salt, (row, how) in enumerate(zip(rows, drawn, strict=True)):
+    """Return the arrays of inputs; `graph` has their full shapes."""
+    arrays = dict[str, "Array"]()
+    for salt, (row, drawn_input) in enumerate(zip(rows, drawn, strict=True)):
         tensor = graph.tensors[row.name]
-        numbers = mixed(np.arange(tensor.size, dtype=np.uint32), salt) % np.uint32(how.span)
-        values = (numbers.astype(np.int64) + how.least) * how.unit
-        found[row.name] = values.astype(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
-    return found
+        numbers = hash_numbers(np.arange(tensor.size, dtype=np.uint32), salt) % np.uint32(drawn_input.span)
+        values = (numbers.astype(np.int64) + drawn_input.least) * drawn_input.unit
+        arrays[row.name] = values.astype(numpy_dtype(tensor.dtype)).reshape(tensor.shape)
+    return arrays
 
 
 def _sum(array: Array, name: str, measured: UlpSensitivity, together: float) -> SignedSum | None:
-    """The sum of what comes out as `array`, whose name among what was `measured` is `name`."""
+    """Return the signed sum of `array`, whose name in `measured` is `name`; None where it isn't float."""
     if array.dtype.kind != "f":
         return None
-    # salt of the signs, in po_selftest.c too; an input's is its number in the table
-    signs = (mixed(np.arange(array.size, dtype=np.uint32), 977) & np.uint32(1)).astype(np.float64) * 2 - 1
+    # salt of the signs, as in po_selftest.c; an input's salt is its number in the table
+    signs = (hash_numbers(np.arange(array.size, dtype=np.uint32), 977) & np.uint32(1)).astype(np.float64) * 2 - 1
     flat = array.reshape(-1).astype(np.float64)
     norm = float(np.linalg.norm(measured.exact[name]))
     return SignedSum(float(flat @ signs), SIGMAS * TOLERANCE * max(measured.each[name], together * norm))

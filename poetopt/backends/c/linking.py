@@ -1,4 +1,4 @@
-"""Linker scripts of bare boards, and what a linked file says: symbols, sizes, code."""
+"""Linker scripts of bare boards, and readers of a linked file: symbols, sizes, code."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from poetopt.util.errors import BackendUnavailableError
 class LinkedSizes:
     """Bytes of a program.
 
+    Attributes
+    ----------
     ram_bytes
-        Of all that can be written, the stack aside.
+        Bytes of all writable sections, without the stack.
     code_bytes
-        Of instructions and what is only read, the weights aside.
+        Bytes of instructions and read-only data, without the weights.
     """
 
     ram_bytes: int
@@ -30,7 +32,7 @@ class LinkedSizes:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Bytes that a linked file has for an address."""
+    """Bytes of a linked file at an address."""
 
     address: int
     data: bytes
@@ -38,12 +40,14 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A linked file for a bare board.
+    """Linked file for a bare board.
 
+    Attributes
+    ----------
     entry
-        Where it begins.
+        Entry point.
     segments
-        What is in flash.
+        Contents of flash.
     symbols
         Addresses by name.
     functions
@@ -59,11 +63,11 @@ class Image:
     code: tuple[tuple[int, int], ...]
 
     def function(self, address: int) -> str:
-        """The function that an address is in; "" where it is in none."""
+        """Return the function that contains an address; "" where there is none."""
         return next((name for start, end, name in self.functions if start <= address < end), "")
 
     def read(self, address: int, count: int) -> bytes:
-        """Bytes of flash; none where nothing is."""
+        """Return bytes of flash; none where nothing is."""
         for segment in self.segments:
             if segment.address <= address < segment.address + len(segment.data):
                 return segment.data[address - segment.address :][:count]
@@ -71,12 +75,12 @@ class Image:
 
 
 def present() -> bool:
-    """Says whether pyelftools is installed."""
+    """Return whether pyelftools is installed."""
     return importlib.util.find_spec("elftools") is not None
 
 
 def sizes(paths: Sequence[Path], weight_bytes: int) -> LinkedSizes:
-    """Of an ELF file, or of several object files together. Raises `BackendUnavailableError` without pyelftools."""
+    """Return the sizes of an ELF file, or of several object files. It needs pyelftools."""
     ram = code = 0
     for path in paths:
         for name, flags, size in _sections(path):
@@ -91,39 +95,41 @@ def sizes(paths: Sequence[Path], weight_bytes: int) -> LinkedSizes:
 
 
 def image(path: Path) -> Image:
-    """A linked file. Raises `BackendUnavailableError` without pyelftools."""
+    """Read a linked file. Raise `BackendUnavailableError` without pyelftools."""
     with path.open("rb") as file:
-        read = _elffile()(file)
+        elf = _elffile()(file)
         segments = tuple(
             Segment(segment["p_paddr"], segment.data())
-            for segment in read.iter_segments("PT_LOAD")
+            for segment in elf.iter_segments("PT_LOAD")
             if segment["p_filesz"]
         )
         symbols: dict[str, int] = {}
         functions: list[tuple[int, int, str]] = []
-        marks: list[tuple[int, bool]] = []
-        table = read.get_section_by_name(".symtab")
+        mapping_symbols: list[tuple[int, bool]] = []
+        table = elf.get_section_by_name(".symtab")
         for symbol in table.iter_symbols() if table is not None else ():
             symbols[symbol.name] = symbol["st_value"]
             if symbol.name.startswith(("$t", "$d")):
-                marks.append((symbol["st_value"], symbol.name.startswith("$t")))
+                mapping_symbols.append((symbol["st_value"], symbol.name.startswith("$t")))
             if symbol["st_info"]["type"] == "STT_FUNC":
                 start = symbol["st_value"] & ~1
                 functions.append((start, start + symbol["st_size"], symbol.name))
-        code = tuple(_code(sorted(functions), sorted(marks)))
-        return Image(read["e_entry"], segments, symbols, tuple(sorted(functions)), code)
+        code = tuple(_code_ranges(sorted(functions), sorted(mapping_symbols)))
+        return Image(elf["e_entry"], segments, symbols, tuple(sorted(functions)), code)
 
 
-def _code(functions: list[tuple[int, int, str]], marks: list[tuple[int, bool]]) -> Iterator[tuple[int, int]]:
-    """The parts of functions that are marked as instructions, each once."""
-    places = [place for place, _ in marks]
+def _code_ranges(
+    functions: list[tuple[int, int, str]], mapping_symbols: list[tuple[int, bool]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the parts of functions that are marked as instructions, each once."""
+    addresses = [place for place, _ in mapping_symbols]
     done = 0
     for start, end, _ in functions:
         at = max(start, done)
-        k = bisect_right(places, at) - 1
+        k = bisect_right(addresses, at) - 1
         while at < end:
-            stop = min(end, places[k + 1]) if k + 1 < len(places) else end
-            if k >= 0 and marks[k][1]:
+            stop = min(end, addresses[k + 1]) if k + 1 < len(addresses) else end
+            if k >= 0 and mapping_symbols[k][1]:
                 yield at, stop
             at, k = stop, k + 1
         done = max(done, end)
@@ -146,24 +152,26 @@ def _elffile() -> Any:
 BARE_FLAGS = ("-ffreestanding", "-Wl,--gc-sections", "-Wl,-T,po.ld")
 LINKED: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "gcc": ((*BARE_FLAGS, "-nostdlib"), ("-lc", "-lgcc")),
-    # of its own accord it links what the core lacks (float64, division), and no C library where there is none
+    # zig itself links routines that the core lacks (float64, division), and no C library where there is none
     "zig": ((*BARE_FLAGS, "-Wl,--entry=po_reset", "-Ifreestanding"), ()),
 }
-"""Flags by which a bare board's program is linked, and libraries behind its sources, by the compiler."""
+"""Linker flags of a bare board's program, and libraries after its sources, by compiler."""
 STACK_BYTES = 4096
-"""What is set aside for the stack of a device that doesn't say."""
+"""Bytes of stack where the device sets none."""
 PAGE = 1024
-"""Emulators map memory in pages of it."""
+"""Bytes of a page in which emulators map memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Says where RAM is, and how much of it.
+    """Address and size of RAM.
 
+    Attributes
+    ----------
     origin, nbytes
-        Its first byte, and its size.
+        First byte, and size.
     stack_bytes
-        Its part at the bottom that is the stack's.
+        Size of the stack, at the bottom of RAM.
     """
 
     origin: int
@@ -172,12 +180,14 @@ class Board:
 
 
 def board(program: DeviceProgram, stack_bytes: int | None = None, *, at_end_of_page: bool = False) -> Board:
-    """RAM of exactly what the step takes.
+    """Return RAM of exactly the step's size.
 
+    Parameters
+    ----------
     stack_bytes
-        By default what the device sets aside.
+        By default the device's reserve.
     at_end_of_page
-        Whether it ends with a page, so that an emulator, which maps whole pages, maps nothing behind it.
+        Whether it ends with a page, so that an emulator, which maps whole pages, maps nothing after it.
     """
     if stack_bytes is None:
         stack_bytes = program.plan.problem.stack_bytes or STACK_BYTES
@@ -185,18 +195,18 @@ def board(program: DeviceProgram, stack_bytes: int | None = None, *, at_end_of_p
     origin = 0x2000_0000
     if at_end_of_page:
         origin += -(nbytes + -nbytes % 8) % PAGE
-    # Arena and resident region start at multiples of 8; what that takes, the stack gives.
+    # arena and resident region start at multiples of 8; the stack gives up the bytes of that
     gap = -program.arena_bytes % 8
     return Board(origin, nbytes, stack_bytes - (8 if gap else 0))
 
 
 def linker_script(found: Board) -> str:
-    """po.ld."""
+    """Return po.ld."""
     return filled(
         "po.ld",
         {
             "flash_origin": "0x00000000",
-            # nearly as much as a Cortex-M has of addresses below its RAM; the board's own size may take its place
+            # nearly all addresses below a Cortex-M's RAM; replace it by the board's own size
             "flash_bytes": "0x10000000",
             "ram_origin": f"0x{found.origin:08x}",
             "ram_bytes": found.nbytes,

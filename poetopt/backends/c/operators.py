@@ -1,9 +1,9 @@
-"""Operators as C functions: their names, the resident region that they read, and which of them are one function.
+"""Operators as C functions: their names, the resident region that they read, and shared functions.
 
-Operators that differ in addresses and sizes alone have one C function, which takes these as parameters.
+Operators that differ only in addresses and sizes share one C function, which takes these as parameters.
 
-A network repeats its layers, and code is dear on a microcontroller. Small numbers (a kernel's taps, steps, flags) stay
-constants: loops over them are unrolled, and what they decide is decided by the compiler.
+A network repeats its layers, and code is expensive on a microcontroller. Small numbers (a kernel's taps, steps, flags)
+stay constants: the compiler unrolls their loops and decides their branches.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from poetopt.ops.runtimes.contract import InnerLayout
 
 
 def identifier(name: str) -> str:
-    """`name` with what no C identifier may have replaced; not unique, and it may begin with a digit."""
+    """Return `name` as a C identifier; not unique, and it may begin with a digit."""
     return re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_")[:40] or "x"
 
 
 def comment(text: str) -> str:
-    """`text` as it may stand in a comment: a line of printable ASCII that means nothing to C or a terminal."""
+    """Return `text` for a comment: a line of printable ASCII without a meaning for C or a terminal."""
     plain = re.sub(r"\s+", " ", text).encode("ascii", "backslashreplace").decode("ascii")
     plain = re.sub(r"[^ -~]", "?", plain).replace("\\", "|").replace("*/", "* /").replace("/*", "/ *")
     return re.sub(r"\?(?=\?)", "? ", plain)  # two in a row begin a trigraph
 
 
 def literal(text: str) -> str:
-    """`text` as a C string."""
+    """Return `text` as a C string."""
     made = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in text.encode("utf-8")
     )
@@ -46,7 +46,7 @@ def literal(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ResidentSpan:
-    """Storages next to each other whose values are given: where they start, and which they are, in order."""
+    """Adjacent storages with given values: their offset, and their names in order."""
 
     offset: int
     nbytes: int
@@ -55,16 +55,18 @@ class ResidentSpan:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """The resident region, or what is in flash.
+    """Resident region, or constants in flash.
 
+    Attributes
+    ----------
     offsets
-        Where each storage starts, by name. The widest elements come first, so that each is aligned for its own.
+        Offset of each storage, by name. The widest elements come first, so that each is aligned for its own.
     nbytes
-        Size of it all: the sum of the storages' sizes, and what kernels keep.
+        Size of it all: the sum of the storages' sizes, and the words of kernels.
     given
-        What has a value before the step (parameters, constants), in as few spans as there are.
+        Values before the step (parameters, constants), in as few spans as possible.
     kept
-        Where the words start that kernels keep from step to step.
+        Offset of the words that kernels keep from step to step.
     """
 
     offsets: Mapping[str, int]
@@ -74,12 +76,14 @@ class Resident:
 
 
 def lay_out_resident(graph: TrainingGraph, problem: Problem, kept_bytes: int = 0) -> tuple[Resident, Resident]:
-    """The resident region of a step, and what of it `problem` has in mapped flash.
+    """Return the resident region of a step, and its part that `problem` has in mapped flash.
 
+    Parameters
+    ----------
     graph
-        All of the step: of a batch in parts, `TrainingGraph.joint`.
+        Graph of the whole step: of a split batch, `TrainingGraph.joint`.
     kept_bytes
-        What kernels keep from step to step, in the region as well.
+        Bytes that kernels keep from step to step, in the region as well.
     """
     scheduled = scheduled_names(problem)
     flash = in_flash(graph, problem.flash_bytes)
@@ -88,12 +92,12 @@ def lay_out_resident(graph: TrainingGraph, problem: Problem, kept_bytes: int = 0
 
 
 def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -> Resident:
-    """Without a byte between: by width of the elements, then what is given, then in the order of `names`.
+    """Place storages without gaps: by width of the elements, then given values, then in the order of `names`.
 
-    The words of kernels come behind all elements that are as wide or wider.
+    The words of kernels come after all elements that are as wide or wider.
     """
-    first = graph.values.keys() - {*graph.sums.values()}  # sums begin with zeros, whatever there is
-    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in first))
+    given_names = graph.values.keys() - {*graph.sums.values()}  # sums begin with zeros, whatever their values
+    roots = sorted(names, key=lambda name: (-DTYPE_BYTES[graph.tensors[name].dtype], name not in given_names))
     offsets: dict[str, int] = {}
     spans: list[ResidentSpan] = []
     end = 0
@@ -104,7 +108,7 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
             kept = end
             end += kept_bytes
         offsets[name] = end
-        if name in first:
+        if name in given_names:
             last = spans[-1] if spans else None
             if last is not None and last.offset + last.nbytes == end:
                 spans[-1] = ResidentSpan(last.offset, last.nbytes + nbytes, (*last.names, name))
@@ -118,41 +122,43 @@ def _side_by_side(graph: TrainingGraph, names: Iterable[str], kept_bytes: int) -
 
 
 Still = tuple[Resident, Resident]
-"""What no schedule moves: in RAM, in flash."""
+"""Unscheduled tensors: in RAM, in flash."""
 Run = tuple[int, int]
-"""An operator and how it runs, as an instruction says it: by its variant, 0 for the plain one."""
+"""Index of an operator and its variant, 0 for the plain one, as in an instruction."""
 PREFIX = "po_op"
-"""What the names of operators' functions begin with."""
+"""Prefix of the names of operators' functions."""
 WORKSPACE = "work"
-"""The parameter that is the operator's workspace."""
+"""Parameter for the operator's workspace."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCode:
-    """A C function that runs one operator.
+    """C function that runs one operator.
 
+    Attributes
+    ----------
     name
-        Of the operator.
+        Name of the operator.
     function
-        Of the C function.
+        Name of the C function.
     tensors
-        What it takes the addresses of, by index in the problem, in order.
+        Tensors whose addresses it takes, by index in the problem, in order.
     workspace
-        Whether it takes that of a workspace, too, as the last.
+        Whether it takes the address of a workspace, too, as the last.
     text
-        The function's definition.
+        Definition of the function.
     headers
-        What kernels it includes: the package that has it as data, and the file's name.
+        Kernels that it includes: the package that has them as data, and the file's name.
     state
         Words that kernels keep from step to step, by their first values.
     state_at
-        Where these begin among those of all operators.
+        Offset of these among the words of all operators.
     given
-        What it is called with before anything else, in C: what tells it from others that share the function.
+        First arguments in C, which distinguish it from others that share the function.
     stored
-        What it takes the first block on storage of, by index in the problem, as the last; it returns a code then.
+        Tensors whose first block on storage it takes, by index in the problem, as the last; it then returns a code.
     sums
-        Whether it streams sums of gradients, and takes behind these blocks whether they are begun.
+        Whether it streams sums of gradients, and takes after these blocks whether they are begun.
     """
 
     name: str
@@ -177,9 +183,9 @@ def operator_code(
     state_at: int,
     prefix: str = PREFIX,
 ) -> OperatorCode:
-    """The function of operator `index` of `problem`, whose name begins with `prefix`.
+    """Return the function of operator `index` of `problem`, whose name begins with `prefix`.
 
-    Raises `UnsupportedOpError` where no kernel runs one of its nodes.
+    Raise `UnsupportedOpError` where a kernel is missing.
     """
     operator = places.operators[problem.operators[index].name]
     writer = Writer(operator, graph, places, still, layout(operator, graph.tensors, problem.alignment))
@@ -208,7 +214,7 @@ def operator_code(
 
 
 class Writer:
-    """The C expressions of what an operator's calls name."""
+    """C expressions for the operands of an operator's calls."""
 
     def __init__(
         self, operator: Operator, graph: TrainingGraph, places: Places, still: Still, inner: InnerLayout
@@ -222,7 +228,7 @@ class Writer:
         self.workspace = False
 
     def arguments(self, step: KernelStep, state: int | None) -> Arguments:
-        """Gives what the code of a step's kernel is written with; `state`: where its words begin."""
+        """Return the arguments of a step's kernel code; `state` is the offset of its words."""
         call = step.call
         return Arguments(
             tuple(self.of(name) if name else "" for name in call.node.inputs),
@@ -232,7 +238,7 @@ class Writer:
         )
 
     def of(self, name: str) -> str:
-        """Says where the tensor `name` lies."""
+        """Return the C address of the tensor `name`."""
         if name in self.inner.offsets:
             return self._work(self.inner.offsets[name])
         root = self.graph.root(self.inner.storage.get(name, name))
@@ -251,7 +257,7 @@ class Writer:
 
 
 def shown(call: Call) -> str:
-    """A call in words, as a comment has it."""
+    """Return a call in words, for a comment."""
     node = call.node
     reads = ", ".join(comment(name) for name in node.inputs if name)
     return f"{comment(node.op_type)}: {reads} -> {', '.join(comment(name) for name in node.outputs if name)}"
@@ -260,36 +266,36 @@ def shown(call: Call) -> str:
 Key = TypeVar("Key")
 
 VALUE = re.compile(r"PO_(?:RESIDENT|FLASH)\(\d+u\)|(?<![\w.])\d+(?:\.\d+)?(?:e[-+]?\d+)?[uf]?(?![\w.])")
-"""What may be a parameter: an address that no schedule moves, or a number."""
+"""Matches possible parameters: unscheduled addresses and numbers."""
 WHOLE = re.compile(r"memcpy\(|INT64|\b(?:float|double|u?int\d+_t) \w+\[")
-"""A line that has this keeps its numbers: sizes of another type, and of arrays."""
+"""Matches lines that keep their numbers: sizes of another type, and of arrays."""
 COMMENT = re.compile(r"/\* ([^:]*?)(?:: .*?)? \*/")
 HEAD = re.compile(r"(PO_\w+) (\w+)\((.*)\)\n")
 
 
 def shared(operators: Mapping[Key, OperatorCode]) -> dict[Key, OperatorCode]:
-    """`operators`, with a function for several where one will do: the first of these has its text."""
+    """Return `operators` with one function for several where possible: the first of these has its text."""
     groups: dict[str, list[Key]] = {}
     values: dict[Key, list[str]] = {}
     for key, code in operators.items():
         outline, values[key] = _outline(code.text)
         groups.setdefault(outline, []).append(key)
-    found = dict(operators)
+    codes = dict(operators)
     for outline, keys in groups.items():
         if len(keys) > 1:
-            found.update(_one(outline, {key: operators[key] for key in keys}, [values[key] for key in keys]))
-    return found
+            codes.update(_share_function(outline, {key: operators[key] for key in keys}, [values[key] for key in keys]))
+    return codes
 
 
 def _outline(text: str) -> tuple[str, list[str]]:
-    """A definition without names and with a gap for each value, and the values."""
+    """Return a definition without names and with a gap for each value, and the values."""
     _, _, definition = text.partition("*/\n")
     head, _, body = definition.partition("{\n")
     values: list[str] = []
 
     def gap(found: re.Match[str]) -> str:
         value = found[0]
-        # numbers below this are constants of a function
+        # numbers below 16 stay constants of a function
         if value.rstrip("u").isdigit() and int(value.rstrip("u")) < 16:
             return value
         values.append(value)
@@ -306,8 +312,10 @@ def _outline(text: str) -> tuple[str, list[str]]:
     return HEAD.sub(r"\1 \0(\3)\n", head) + "{\n" + "\n".join(lines) + "\n", values
 
 
-def _one(outline: str, codes: Mapping[Key, OperatorCode], values: Sequence[Sequence[str]]) -> dict[Key, OperatorCode]:
-    """The codes of a group: the first has the function."""
+def _share_function(
+    outline: str, codes: Mapping[Key, OperatorCode], values: Sequence[Sequence[str]]
+) -> dict[Key, OperatorCode]:
+    """Return the codes of a group: the first has the function."""
     taken: dict[tuple[str, ...], str] = {}
     kinds: list[str] = []
     filled: list[str] = []

@@ -1,4 +1,4 @@
-"""A profile of an emulated core: instructions of each operator of a step, and the seconds that they would take."""
+"""Profile of an emulated core: instructions of each operator of a step, and their modelled seconds."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ from poetopt.util.progress import Told, silent
 from poetopt.util.units import show_seconds
 
 TAKEN = "taken"
-"""What branches that were taken are counted under."""
+"""Key of taken branches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Modelled:
-    """Holds what an operator takes on an emulated core.
+    """Modelled cost of an operator on an emulated core.
 
+    Attributes
+    ----------
     instructions
-        How many, those of library functions that it calls among them.
+        Number of instructions, including library functions that it calls.
     classes
-        How many of each class of `timing.CLASSES`; branches that were taken under `TAKEN`.
+        Number of instructions of each class of `tracing.CLASSES`, and of taken branches under `TAKEN`.
     cycles
         Low, middle and high.
     """
@@ -46,25 +48,27 @@ class Modelled:
     cycles: tuple[float, float, float]
 
     def to_dict(self) -> dict[str, object]:
-        """As plain values."""
+        """Return plain values for JSON."""
         cycles = dict(zip(LEVELS, self.cycles, strict=True))
         return {"instructions": self.instructions, "classes": dict(self.classes), "cycles": cycles}
 
 
 def joined(ones: Iterable[Modelled]) -> Modelled:
-    """Gives what several operators take together; at least one."""
-    found = list(ones)
-    low, middle, high = (sum(one.cycles[k] for one in found) for k in range(len(LEVELS)))
-    classes = {kind: sum(one.classes[kind] for one in found) for kind in found[0].classes}
-    return Modelled(sum(one.instructions for one in found), classes, (low, middle, high))
+    """Return the cost of several operators together; at least one."""
+    costs = list(ones)
+    low, middle, high = (sum(one.cycles[k] for one in costs) for k in range(len(LEVELS)))
+    classes = {kind: sum(one.classes[kind] for one in costs) for kind in costs[0].classes}
+    return Modelled(sum(one.instructions for one in costs), classes, (low, middle, high))
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedProfile:
-    """A profile, and what it is made of.
+    """Profile, and the costs behind it.
 
+    Attributes
+    ----------
     operators
-        By name, in the order of the step.
+        Costs by name, in the order of the step.
     """
 
     profile: Profile
@@ -72,7 +76,7 @@ class EmulatedProfile:
     operators: Mapping[str, Modelled]
 
     def to_dict(self) -> dict[str, object]:
-        """Gives what `profile --on --json` has beside the rest."""
+        """Return the additional keys of `profile --on --json`."""
         return {
             "clock_hz": self.clock_hz,
             "step": joined(self.operators.values()).to_dict(),
@@ -85,57 +89,70 @@ def profile_on(
 ) -> EmulatedProfile:
     """Run the step of `problem` once on an emulated core, everything computed once, and model its seconds.
 
+    Parameters
+    ----------
     problem
-        Made of a training graph, for the runtime c.
+        Problem made from a training graph, for the runtime c.
     on
         `cortex-m4`, `cortex-m7` or `cortex-m0plus`.
     clock_hz
         By default that of the catalogue's m4, stm32f767 or m0.
 
-    Raises `OptionError` for another core, `UnsupportedOpError` where an operator has no kernel,
-    `BackendUnavailableError` without compiler or emulator, `ExecutionError` where the step fails.
+    Raises
+    ------
+    OptionError
+        The core is unknown.
+    UnsupportedOpError
+        An operator has no kernel.
+    BackendUnavailableError
+        Compiler or emulator is missing.
+    ExecutionError
+        The step fails.
     """
-    chosen = target(on, "--on")
+    target_core = target(on, "--on")
     timings = core(on)
     clock_hz = timings.clock_hz if clock_hz is None else clock_hz
     check_present()
     graph = problem.graph
     assert graph is not None
-    found = compiler(chosen)
+    c_compiler = compiler(target_core)
     program = device_program(lay_out(store_all(problem)), graph)
-    with scratch_folder("c") as place:
-        folder = Path(place)
+    with scratch_folder("c") as scratch:
+        folder = Path(scratch)
         told(f"compiling the step for {on}")
-        write(program, chosen, folder)
-        built = build(program, chosen, folder)
+        write(program, target_core, folder)
+        built = build(program, target_core, folder)
         built.check_stack()
         told(f"running the step on {on}, whose instructions are counted")
         counts = run(built, random_batch(graph.whole, seed), weigh=partial(weigh, on)).counts
     assert counts is not None
-    counts = counts // np.uint64(graph.parts)  # of a batch in parts, what one of them takes
+    counts = counts // np.uint64(graph.parts)  # counts of one part of a split batch
     operators: dict[str, Modelled] = {}
     for operator, row in zip(problem.operators, counts, strict=False):
-        taken = int(row[-1])
+        n_taken = int(row[-1])
         levels = row[1 + len(CLASSES) : -1]
-        cycles = [int(quarters) / UNIT + taken * more for quarters, more in zip(levels, timings.taken, strict=True)]
+        cycles = [
+            int(quarters) / UNIT + n_taken * taken_cycles
+            for quarters, taken_cycles in zip(levels, timings.taken, strict=True)
+        ]
         classes = {name: int(count) for name, count in zip(CLASSES, row[1:], strict=False)}
-        operators[operator.name] = Modelled(int(row[0]), {**classes, TAKEN: taken}, (cycles[0], cycles[1], cycles[2]))
+        operators[operator.name] = Modelled(int(row[0]), {**classes, TAKEN: n_taken}, (cycles[0], cycles[1], cycles[2]))
     keys = signatures(graph)
-    seconds: dict[str, list[Modelled]] = {}
-    for name, one in operators.items():
-        seconds.setdefault(keys[name], []).append(one)
+    by_signature: dict[str, list[Modelled]] = {}
+    for name, modelled in operators.items():
+        by_signature.setdefault(keys[name], []).append(modelled)
     low, _, high = (cycles / clock_hz for cycles in joined(operators.values()).cycles)
     about = {
         "machine": f"{MODELLED}{on} at {clock_hz / 1e6:g} MHz",
-        "compiler": found.name,
+        "compiler": c_compiler.name,
         "time": "instructions counted in an emulator x cycles of a model that never waits for memory: a step takes "
         f"{show_seconds(low)} to {show_seconds(high)}; not measured on a board",
     }
-    profile = Profile(about=about, operators={key: _entry(ones, clock_hz) for key, ones in seconds.items()})
+    profile = Profile(about=about, operators={key: _entry(ones, clock_hz) for key, ones in by_signature.items()})
     return EmulatedProfile(profile, clock_hz, operators)
 
 
 def _entry(ones: list[Modelled], clock_hz: float) -> OperatorProfile:
-    """Operators of one signature: their mean; half of the way from low to high is the spread."""
+    """Return the profile of operators of one signature: the mean; half the distance from low to high is the spread."""
     low, middle, high = (sum(one.cycles[k] for one in ones) / len(ones) / clock_hz for k in range(len(LEVELS)))
     return OperatorProfile(time_s=middle, spread_s=(high - low) / 2, runs=len(ones))

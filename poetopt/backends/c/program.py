@@ -1,4 +1,4 @@
-"""A plan as a program in C: its instructions, the functions that they call, and where everything lies."""
+"""A plan as a program in C: its instructions, the functions that they call, and the addresses of all tensors."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
     from poetopt.backends.c.golden import Golden
 
 PREDICTS = 2
-"""The place of what po_predict runs, where there is anything."""
+"""Key of the prediction's plan, where there is one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan, and what it is of."""
+    """Plan with its graph and addresses."""
 
     plan: Plan
     graph: TrainingGraph
@@ -55,29 +55,31 @@ class Planned:
 
     @property
     def kept_bytes(self) -> int:
-        """Gives what kernels keep from step to step."""
+        """Bytes that kernels keep from step to step."""
         operators = (self.places.operators[operator.name] for operator in self.plan.problem.operators)
         alignment = self.plan.problem.alignment
         return sum(layout(operator, self.graph.tensors, alignment).kept_bytes for operator in operators)
 
     @property
     def sums(self) -> frozenset[int]:
-        """The sums of gradients that it adds to, by their index in the problem."""
+        """Sums of gradients that it adds to, by index in the problem."""
         return frozenset(self.places.index[name] for name in self.graph.sums.values() if name in self.places.index)
 
 
 @dataclass(frozen=True, slots=True)
 class Routine:
-    """Holds what one function of the emitted code runs.
+    """Content of one function of the emitted code.
 
+    Attributes
+    ----------
     operators
-        The function of each operator that the plan computes, by its index in the problem, and its variant.
+        Function of each operator that the plan computes, by its index in the problem and its variant.
     blocks
-        Where on the storage each tensor begins that is there at any time, by its index in the problem.
+        First block of each tensor that is on the storage at any time, by its index in the problem.
     tables
-        Those whose rows go between RAM and storage one by one, by their index in the problem.
+        Tables whose rows are paged one by one, by their index in the problem.
     sums
-        The sums of gradients, by their index in the problem: zeros in the first part of a batch, and not read there.
+        Sums of gradients, by their index in the problem: zeros in the first part of a batch, and not read there.
     """
 
     plan: Plan
@@ -87,7 +89,7 @@ class Routine:
     sums: frozenset[int] = frozenset()
 
     def paged(self, index: int, address: str, *, out: bool) -> str:
-        """The expression that moves a tensor from an address in RAM to storage, or back."""
+        """Return the expression that moves a tensor from an address in RAM to storage, or back."""
         block, nbytes = self.blocks[index], self.plan.problem.tensors[index].nbytes
         if index in self.tables:
             call = moved(self.tables, index, block, address, out=out)
@@ -98,32 +100,32 @@ class Routine:
         return f"part == 0u ? ((void)memset({address}, 0, {nbytes}u), 0) : {call}"
 
     def stored(self, code: OperatorCode) -> list[str]:
-        """Gives what an operator that streams is called with behind all else."""
+        """Return the last arguments of an operator that streams."""
         return [*(f"{self.blocks[index]}u" for index in code.stored), *(["part != 0u"] if code.sums else [])]
 
 
 def planned(plan: Plan, graph: TrainingGraph) -> tuple[Planned, ...]:
-    """Gives what a step runs: the plan, and of a batch in parts what follows the last one, where anything does."""
-    found = [Planned(plan, graph, Places(graph, plan.problem, c_runtime))]
-    after = closing_plan(plan)
-    if after is not None and graph.closing is not None:
-        found.append(Planned(after, graph.closing, Places(graph.closing, after.problem, c_runtime)))
-    return tuple(found)
+    """Return the plans of a step: the plan itself, and for a split batch the update phase, where there is one."""
+    plans = [Planned(plan, graph, Places(graph, plan.problem, c_runtime))]
+    update_plan = closing_plan(plan)
+    if update_plan is not None and graph.closing is not None:
+        plans.append(Planned(update_plan, graph.closing, Places(graph.closing, update_plan.problem, c_runtime)))
+    return tuple(plans)
 
 
 def operators_of(planned: Mapping[int, Planned], still: Still) -> dict[int, Mapping[Run, OperatorCode]]:
-    """The functions of each one's operators. Raises `UnsupportedOpError` where no kernel runs one of their nodes."""
-    found: dict[tuple[int, Run], OperatorCode] = {}
+    """Return the functions of each plan's operators. Raise `UnsupportedOpError` where a kernel is missing."""
+    codes_by_run: dict[tuple[int, Run], OperatorCode] = {}
     words = 0
     for which, one in planned.items():
         computed = {(s.target, s.variant) for s in one.plan.instructions if s.action is Action.COMPUTE}
-        for index, way in sorted(computed):
-            # prefixes of operators' functions: of the plan, of what follows a batch's last part, of po_predict
-            where = one.graph, one.plan.problem, one.places, still, words, (PREFIX, "po_last", "po_seen")[which]
-            code = streamed_code(index, way, *where) if way else operator_code(index, *where)
-            found[which, (index, way)] = code
+        for index, variant in sorted(computed):
+            # prefixes of operators' functions: of the plan, of the update phase, of po_predict
+            arguments = one.graph, one.plan.problem, one.places, still, words, (PREFIX, "po_last", "po_seen")[which]
+            code = streamed_code(index, variant, *arguments) if variant else operator_code(index, *arguments)
+            codes_by_run[which, (index, variant)] = code
             words += len(code.state)
-    codes = shared(found)
+    codes = shared(codes_by_run)
     return {which: {run: code for (k, run), code in codes.items() if k == which} for which in planned}
 
 
@@ -132,10 +134,12 @@ RUNTIME = "c"
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A tensor of the tables: what it is called there, and where it lies between steps.
+    """Tensor of the tables: its name there, and its address between steps.
 
+    Attributes
+    ----------
     block
-        Where on the storage, if it isn't in RAM then; else -1.
+        First block on the storage, if it isn't in RAM between steps; else -1.
     """
 
     name: str
@@ -146,29 +150,31 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class DeviceProgram:
-    """A plan as it is written in C.
+    """Plan as it is written in C.
 
+    Attributes
+    ----------
     routines
-        The plan; of a batch in parts that of each part, and behind it what follows the last one.
+        The plan; for a split batch that of each part, followed by the update phase.
     graph
-        All of a step's tensors.
+        Graph of all of a step's tensors.
     resident, flash
-        What no schedule moves: in RAM, and in mapped flash.
+        Unscheduled tensors: in RAM, and in mapped flash.
     weights
-        Blocks at the start of the storage, in whole erase blocks, that hold the resident region's first values; 0
-        where they are in flash.
+        Blocks at the start of the storage, in whole erase blocks, with the resident region's first values; 0 where they
+        are in flash.
     losses_at
-        Where in the resident region the sum of the losses of a batch's parts is.
+        Offset in the resident region of the sum of the losses of a batch's parts.
     inputs, results, parameters, hyperparameters
-        The tables of po.h. An input that nothing reads has no place, and is in none.
+        Tables of po.h. An input that nothing reads is in none.
     carried
         Statistics that the step doesn't update in place: before it, after it.
     predicts
-        What po_predict runs; None where there is none.
+        Routine of po_predict; None where there is none.
     asked, outputs
-        The tables of what it reads and gives.
+        Tables of its inputs and outputs.
     golden
-        What po_selftest checks; None where there is none.
+        Reference of po_selftest; None where there is none.
     """
 
     routines: tuple[Routine, ...]
@@ -190,28 +196,28 @@ class DeviceProgram:
 
     @property
     def plan(self) -> Plan:
-        """The plan that was given."""
+        """Plan of the step."""
         return self.routines[0].plan
 
     @property
     def codes(self) -> tuple[OperatorCode, ...]:
-        """The functions of all operators."""
+        """Functions of all operators."""
         every = self.routines if self.predicts is None else (*self.routines, self.predicts)
         return tuple(code for routine in every for code in routine.operators.values())
 
     @property
     def operator_names(self) -> tuple[str, ...]:
-        """Of all operators, those of a part before those that follow the last."""
+        """Names of all operators, those of a part before those of the update phase."""
         return tuple(operator.name for routine in self.routines for operator in routine.plan.problem.operators)
 
     @property
     def tabled(self) -> bool:
-        """Says whether rows of tables are moved one by one."""
+        """Whether rows of tables are paged one by one."""
         return any(routine.tables for routine in self.routines)
 
     @property
     def instructions(self) -> int:
-        """Says how many there are."""
+        """Number of instructions."""
         return sum(len(routine.plan.instructions) for routine in self.routines)
 
     @property
@@ -221,25 +227,31 @@ class DeviceProgram:
 
     @property
     def ram_bytes(self) -> int:
-        """Arena and resident region: what the linker has to place."""
+        """Bytes that the linker has to place: arena and resident region."""
         return self.arena_bytes + self.resident.nbytes
 
     @property
     def shown(self) -> str:
-        """Gives what reports call the model."""
+        """Name of the model in reports."""
         return self.plan.problem.called
 
 
 def device_program(
     plan: Plan, graph: TrainingGraph, *, weights_on_storage: bool = False, prediction: Plan | None = None
 ) -> DeviceProgram:
-    """`plan` of `graph` as it is written in C.
+    """Return `plan` of `graph` as it is written in C.
 
+    Parameters
+    ----------
     prediction
-        What po_predict runs (`poetopt.search.predicting`), of the same arena.
+        Plan of po_predict (`poetopt.search.predicting`), for the same arena.
 
-    Raises `PlanError` for a plan that the simulator refuses, or of another network, runtime or version of its kernels;
-    `UnsupportedOpError` where an operator has a node without a kernel.
+    Raises
+    ------
+    PlanError
+        The simulator refuses the plan, or it is of another network, runtime or version of its kernels.
+    UnsupportedOpError
+        An operator has a node without a kernel.
     """
     problem = plan.problem
     shown = problem.called
@@ -249,36 +261,36 @@ def device_program(
     for run in runs:
         check_belongs(run.graph, run.plan.problem, c_runtime, shown)
         check_layout(run.plan)
-    every = dict(enumerate(runs))
+    all_plans = dict(enumerate(runs))
     if prediction is not None:
         simulate(prediction)
         check_layout(prediction, arena_bytes(plan))
         network = graph_of(prediction)
-        every[PREDICTS] = Planned(prediction, network, Places(network, prediction.problem, c_runtime))
+        all_plans[PREDICTS] = Planned(prediction, network, Places(network, prediction.problem, c_runtime))
     places, step = runs[0].places, graph.joint
-    words = sum(run.kept_bytes for run in runs)
-    lists = sum(
+    kept_bytes = sum(run.kept_bytes for run in runs)
+    list_bytes = sum(
         c_runtime.row_numbers_bytes(graph.tensors[name].shape[0])
         for name, t in graph.rows.items()
         if t.ids and not t.of
     )
-    resident, flash = lay_out_resident(step, problem, words + lists + c_runtime.losses_bytes(graph))
+    resident, flash = lay_out_resident(step, problem, kept_bytes + list_bytes + c_runtime.losses_bytes(graph))
     check_counted(resident.nbytes, problem, shown)
     check_links(arena_bytes(plan) + resident.nbytes + flash.nbytes, shown)
     block, unit = c_runtime.block_bytes(problem.storage_block_bytes), erased_blocks(problem)
-    tables = tables_of(graph, places, resident.kept + words, block)
+    tables = tables_of(graph, places, resident.kept + kept_bytes, block)
     spans = resident.given if weights_on_storage else ()
     weights = sum(-(-span.nbytes // block) for span in spans)
-    weights = -(-weights // unit) * unit  # what is never written shares nothing with what is
+    weights = -(-weights // unit) * unit  # read-only blocks share no erase block with others
     by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
-    plans, whole = [run.plan for run in every.values()], {n: table.nbytes for n, table in by_name.items()}
+    plans, whole = [run.plan for run in all_plans.values()], {n: table.nbytes for n, table in by_name.items()}
     storage = lay_out_storage(plans, weights, whole, graph.sums.values())
     offsets = {problem.tensors[index].name: offset for index, offset in input_offsets(plan).items()}
     scheduled = scheduled_names(problem)
-    operators = operators_of(every, (resident, flash))
+    operators = operators_of(all_plans, (resident, flash))
     routines = {
         k: Routine(run.plan, operators[k], storage.of(run.plan.problem), {} if k else tables, run.sums)
-        for k, run in every.items()
+        for k, run in all_plans.items()
     }
 
     def kept(name: str, shown: str = "") -> TableRow:
@@ -303,7 +315,7 @@ def device_program(
         flash,
         storage,
         weights,
-        resident.kept + words + lists,
+        resident.kept + kept_bytes + list_bytes,
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
             *map(kept, graph.targets),
@@ -314,23 +326,23 @@ def device_program(
         hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
         carried=tuple((kept(old), kept(new)) for old, new in graph.beside.items()),
         predicts=routines.get(PREDICTS),
-        asked=() if prediction is None else tuple(_begun(prediction, storage)),
-        outputs=() if prediction is None else tuple(_ended(prediction)),
+        asked=() if prediction is None else tuple(_input_rows(prediction, storage)),
+        outputs=() if prediction is None else tuple(_output_rows(prediction)),
     )
 
 
-def _begun(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
-    """The inputs of a prediction."""
+def _input_rows(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
+    """Yield the inputs of a prediction."""
     network, offsets = graph_of(prediction), input_offsets(prediction)
-    for i, held in enumerate(prediction.problem.tensors):
-        if held.name in network.inputs:
-            there = i in offsets
-            block = -1 if there else storage.blocks[held.name]
-            yield TableRow(held.name, network.tensors[held.name], Place(offsets.get(i, 0)), block)
+    for i, tensor in enumerate(prediction.problem.tensors):
+        if tensor.name in network.inputs:
+            is_in_ram = i in offsets
+            block = -1 if is_in_ram else storage.blocks[tensor.name]
+            yield TableRow(tensor.name, network.tensors[tensor.name], Place(offsets.get(i, 0)), block)
 
 
-def _ended(prediction: Plan) -> Iterator[TableRow]:
-    """Its outputs."""
+def _output_rows(prediction: Plan) -> Iterator[TableRow]:
+    """Yield the outputs of a prediction."""
     network, index = graph_of(prediction), {t.name: i for i, t in enumerate(prediction.problem.tensors)}
     last = len(prediction.instructions) - 1
     ends = {b.index: b.offset for b in buffers(prediction) if b.last == last and not b.workspace}
@@ -339,34 +351,34 @@ def _ended(prediction: Plan) -> Iterator[TableRow]:
 
 
 def check_counted(nbytes: int, problem: Problem, shown: str) -> None:
-    """Refuse a plan that counts less than the resident region's bytes, as it has in flash what changes."""
+    """Raise `PlanError` for a plan that counts less than the resident region's bytes, with variables in flash."""
     if nbytes > problem.resident_bytes:
         raise PlanError(
-            f"{shown}: what stays in RAM takes {nbytes:,} B, and the plan counts {problem.resident_bytes:,}, as an "
-            "older version had running statistics in flash; solve the model again"
+            f"{shown}: resident tensors take {nbytes:,} B, but the plan counts {problem.resident_bytes:,} B, because "
+            "an older version kept running statistics in flash; solve the model again"
         )
 
 
 def check_links(nbytes: int, shown: str) -> None:
-    """Raise `PlanError` where arena, resident region and flash have so many bytes that no linker places them."""
+    """Raise `PlanError` where arena, resident region and flash are too large for a linker."""
     if nbytes >= MOST_BYTES:
         raise PlanError(
-            f"{shown}: arena, resident region and constants take {nbytes:,} B, and a program in C links less than "
-            f"{MOST_BYTES:,} of them; solve with a smaller --ram or --batch, or with --runtime onnxruntime"
+            f"{shown}: arena, resident region and constants take {nbytes:,} B, but a program in C links only with less "
+            f"than {MOST_BYTES:,} B; solve with a smaller --ram or --batch, or with --runtime onnxruntime"
         )
 
 
 def check_planned_for_c(plan: Plan) -> None:
-    """Refuse a plan that was made for other kernels. Raises `PlanError`."""
+    """Raise `PlanError` for a plan that was made for other kernels."""
     problem = plan.problem
-    shown, own = problem.called, c_runtime.version
+    shown, version = problem.called, c_runtime.version
     if problem.runtime != RUNTIME:
         raise PlanError(
-            f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, whose kernels aren't in C; "
-            f"solve with --runtime {RUNTIME}"
+            f"{shown}: the plan is for the runtime {problem.runtime or 'onnxruntime'}, and C needs a plan for the "
+            f"runtime {RUNTIME}; solve with --runtime {RUNTIME}"
         )
-    if problem.runtime_version != own:
+    if problem.runtime_version != version:
         raise PlanError(
-            f"{shown}: the plan is for version {problem.runtime_version} of the kernels in C, and these are version "
-            f"{own}; solve the model again"
+            f"{shown}: the plan is for version {problem.runtime_version} of the kernels in C, but this is version "
+            f"{version}; solve the model again"
         )

@@ -1,4 +1,4 @@
-"""README.md of an emitted folder: what is in it, and how it is built and called."""
+"""README.md of an emitted folder: its files, how to build them, and how to call the step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ a batch has {parts:,} micro-batches. Write each to `po_inputs[k].address`, and c
 
 
 def readme(program: DeviceProgram, target: Target, weight_bytes: int, *, plain: bool) -> str:
-    """Instructions how a folder is built and called; a package, which isn't `plain`, has neither example nor board."""
+    """Return the instructions for a folder; a package, which isn't `plain`, has neither example nor board."""
     optimizer, parts = program.graph.optimizer, program.graph.parts
     updates = (
         "Update the parameters at `po_parameters[k].address`."

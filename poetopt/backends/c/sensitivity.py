@@ -1,10 +1,10 @@
-"""Describes how far apart two steps are, and how far one ulp moves a step: what agreement is measured by.
+"""Distance between two steps, and how far one ulp moves a step: the measure of agreement.
 
-Kernels that sum in another order round otherwise. How much that may come to depends on the network, so it is measured:
-onnxruntime computes the step again from floats that went to one of their neighbours, at random. Those are what forward
-and backward read of the batch, of parameters, and of frozen weights. An update begins with the parameter itself: else
-an ulp of what it is taken from would count as a part of how far it went. Zeros stay, and, of the batch and of what is
-frozen, whole numbers, which masks are made of.
+Kernels that sum in another order round differently. How much that can change depends on the network, so it is measured:
+onnxruntime computes the step again from floats that were moved to one of their neighbours, at random. Those are the
+floats that forward and backward read: of the batch, of parameters, and of frozen weights. An update begins with the
+exact parameter: otherwise an ulp of the parameter would count as a part of its change. Zeros stay, and, in the batch
+and in frozen weights, integers, of which masks consist.
 """
 
 from __future__ import annotations
@@ -27,61 +27,65 @@ if TYPE_CHECKING:
     Arrays = Mapping[str, Array]
 
 TRIALS = 3
-"""Random moves; the one that moves most counts."""
+"""Number of random moves; the largest effect counts."""
 MOVED = "\0moved"
-"""What stands behind the name of a parameter that is read an ulp off."""
+"""Suffix of the name of a parameter that is read an ulp off."""
 
 
 def distance(mine: Arrays, theirs: Arrays, names: Sequence[str]) -> float:
-    """The norm of the difference over that of `theirs`, all tensors together; infinite where one is no number."""
-    apart = _norm([_difference(mine[name], theirs[name]) for name in names])
-    size = _norm([_norm([theirs[name]]) for name in names])
-    if not np.isfinite(apart) or not np.isfinite(size):
+    """Return the norm of the difference over that of `theirs`, all tensors together; infinite where one is NaN."""
+    difference = _norm([_difference(mine[name], theirs[name]) for name in names])
+    reference_norm = _norm([_norm([theirs[name]]) for name in names])
+    if not np.isfinite(difference) or not np.isfinite(reference_norm):
         return float("inf")
-    return apart / size if size else float(apart > 0)
+    return difference / reference_norm if reference_norm else float(difference > 0)
 
 
 def moved_by(graph: TrainingGraph, before: Arrays, after: Arrays) -> Arrays:
-    """Says how far parameters went, in float64."""
+    """Return the change of parameters, in float64."""
     return {name: after[name].astype(np.float64) - before[name].astype(np.float64) for name in graph.trained}
 
 
 @dataclass(frozen=True, slots=True)
 class UlpSensitivity:
-    """Says how far one ulp moves tensors.
+    """How far one ulp moves tensors.
 
+    Attributes
+    ----------
     exact
-        What they are.
+        Exact tensors.
     each
-        How far each goes, in the norm: at least by one ulp of what is kept of it, element by element.
+        Distance that each moves, in the norm: at least by one ulp of its kept values, element by element.
     together
-        How far all of them go, relative: at least by one ulp of the largest element that is kept.
+        Relative distance that all of them move: at least by one ulp of the largest kept element.
     """
 
     exact: Arrays
     each: Mapping[str, float]
     together: float
 
-    def far(self, mine: Arrays) -> tuple[str, ...]:
-        """Those of `mine` that are further away than rounding takes them: than both of these, times `TOLERANCE`."""
+    def far(self, tensors: Arrays) -> tuple[str, ...]:
+        """Return the names of tensors in `mine` that are further away than `TOLERANCE` times both of these."""
         allowed = {n: TOLERANCE * max(self.each[n], self.together * _norm([t])) for n, t in self.exact.items()}
-        return tuple(n for n, most in allowed.items() if not _difference(mine[n], self.exact[n]) <= most)
+        return tuple(n for n, limit in allowed.items() if not _difference(tensors[n], self.exact[n]) <= limit)
 
 
 def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> UlpSensitivity:
-    """Measures how far `near` ones are from `exact`, with rounding that of `kept`: themselves, or their ends."""
+    """Measure the distance of `near` from `exact`, with the rounding of `kept`: these tensors, or their ends."""
     ulps = {name: np.spacing(np.abs(kept[name])) for name in exact}
     each = {n: max(_norm([ulps[n]]), *(_difference(one[n], exact[n]) for one in near)) for n in exact}
-    size = _norm([_norm([array]) for array in exact.values()])
-    least = max(float(array.max(initial=0.0)) for array in ulps.values()) / size if size else 0.0
-    return UlpSensitivity(exact, each, max(least, *(distance(one, exact, tuple(exact)) for one in near)))
+    exact_norm = _norm([_norm([array]) for array in exact.values()])
+    min_relative = max(float(array.max(initial=0.0)) for array in ulps.values()) / exact_norm if exact_norm else 0.0
+    return UlpSensitivity(exact, each, max(min_relative, *(distance(one, exact, tuple(exact)) for one in near)))
 
 
 class Steps(Ordinary):
-    """Steps of ordinary training, from the values that `graph` has.
+    """Steps of ordinary training, from the values of `graph`.
 
+    Parameters
+    ----------
     seed
-        Where one is given, what forward and backward read is one ulp off, up or down as it draws.
+        With a seed, floats that forward and backward read are one ulp off, randomly up or down.
     """
 
     def __init__(self, graph: TrainingGraph, sessions: Sessions, seed: int | None = None) -> None:
@@ -90,39 +94,42 @@ class Steps(Ordinary):
         if self._random is not None:
             for name in joint.values:
                 if joint.tensors[name].role is Role.CONSTANT and len(joint.tensors[name].shape) > 1:
-                    first[name] = _an_ulp_off(first[name], self._random, data=True)
+                    first[name] = _move_an_ulp(first[name], self._random, data=True)
             first |= {name + MOVED: first[name] for name in graph.trained}
         super().__init__(graph, sessions, first, run=None if seed is None else _reading_moved(graph))
 
     def reads(self, batch: Arrays) -> Arrays:
-        """A batch, and parameters by their other names, an ulp off."""
+        """Return a batch, and parameters under their other names, an ulp off."""
         if self._random is None:
             return batch
-        batch = {name: _an_ulp_off(array, self._random, data=True) for name, array in batch.items()}
-        self._given |= {n + MOVED: _an_ulp_off(self._given[n], self._random) for n in self.graph.trained}
+        batch = {name: _move_an_ulp(array, self._random, data=True) for name, array in batch.items()}
+        self._given |= {n + MOVED: _move_an_ulp(self._given[n], self._random) for n in self.graph.trained}
         return batch
 
     def step(self, batch: Arrays) -> Arrays:
-        """One step: the loss, gradients, and what is carried, by the names that they have in the graph."""
-        found = self.take(batch)
-        return {**found, **{self.graph.saved[name]: self.held[name].copy() for name in self.graph.joint.rows}}
+        """Take one step; return the loss, gradients and carried values, by the graph's names."""
+        results = self.take(batch)
+        return {**results, **{self.graph.saved[name]: self.held[name].copy() for name in self.graph.joint.rows}}
 
 
-def _an_ulp_off(array: Array, random: np.random.Generator, *, data: bool = False) -> Array:
+def _move_an_ulp(array: Array, random: np.random.Generator, *, data: bool = False) -> Array:
     if array.dtype.kind != "f":
         return array
-    towards = np.where(random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
-    stays = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
-    with np.errstate(over="ignore"):  # of the largest number, which stays
-        return np.where(stays, array, np.nextafter(array, towards))
+    direction = np.where(random.integers(0, 2, array.shape), np.inf, -np.inf).astype(array.dtype)
+    is_fixed = (array == np.rint(array)) if data else (array == 0) | np.isinf(array)
+    with np.errstate(over="ignore"):  # the largest number overflows, and stays
+        return np.where(is_fixed, array, np.nextafter(array, direction))
 
 
 def predicted(network: TrainingGraph, held: Arrays, batches: Sequence[Arrays]) -> UlpSensitivity:
-    """The outputs of a network on onnxruntime, node by node, all batches in one, and how far one ulp moves them.
+    """Return the outputs of a network on onnxruntime, all batches stacked, and how far one ulp moves them.
 
+    Parameters
+    ----------
     held
-        Its parameters, statistics and constants; of these, what has several axes is moved, as in `Steps`. What it
-        doesn't know, such as an optimizer's numbers, doesn't count.
+        Its parameters, statistics and constants; those with several axes are moved, as in `Steps`. Other values, such
+        as
+        an optimizer's hyperparameters, are ignored.
     """
     sessions, tensors = Sessions(network, 1), network.tensors
     held = {name: array for name, array in held.items() if name in tensors}
@@ -130,21 +137,23 @@ def predicted(network: TrainingGraph, held: Arrays, batches: Sequence[Arrays]) -
 
     def outputs(seed: int | None) -> Arrays:
         random = None if seed is None else np.random.default_rng(seed)
-        moved = {} if random is None else {name: _an_ulp_off(held[name], random) for name in weights}
+        moved = {} if random is None else {name: _move_an_ulp(held[name], random) for name in weights}
         values = {**held, **moved}
         run = NodeByNode(network, sessions, values, network.outputs)
-        found = []
+        results = []
         for batch in batches:
-            fed = {n: batch[n] if random is None else _an_ulp_off(batch[n], random, data=True) for n in network.inputs}
-            found.append({name: array.copy() for name, array in run.run(fed).items()})
-        return {name: np.stack([one[name] for one in found]) for name in network.outputs}
+            inputs = {
+                n: batch[n] if random is None else _move_an_ulp(batch[n], random, data=True) for n in network.inputs
+            }
+            results.append({name: array.copy() for name, array in run.run(inputs).items()})
+        return {name: np.stack([one[name] for one in results]) for name in network.outputs}
 
     exact = outputs(None)
     return sensitivity(exact, [outputs(seed) for seed in range(TRIALS)], exact)
 
 
 def _reading_moved(graph: TrainingGraph) -> TrainingGraph:
-    """`graph` whose operators read parameters by their names with `MOVED`, but for the one that updates each."""
+    """Return `graph` with operators that read parameters under their names with `MOVED`, except in updates."""
 
     def renamed(operator: Operator) -> Operator:
         others = {*graph.trained} - {old for old, _ in operator.updates}

@@ -1,10 +1,8 @@
-"""The storage of a step in C: where each tensor begins on it, and tables whose rows go there one by one.
+"""Storage of a step in C: first block of each tensor, and tables whose rows are paged one by one.
 
-Tables whose rows go between RAM and storage one by one: which rows a batch uses, and where each is.
-
-The user's program feeds the numbers of rows. A step begins with a list of those that the batch uses, each once, and
-puts their places in the list into the input, as the operators read it. The list is in the resident region, behind the
-words of kernels. On the storage a row begins with a block.
+The user's program feeds the numbers of rows. A step begins with a list of the distinct rows that the batch uses, and
+replaces the numbers in the input by places in that list, as the operators read it. The list is in the resident region,
+after the words of kernels. On the storage a row begins with a block.
 """
 
 from __future__ import annotations
@@ -23,17 +21,18 @@ from poetopt.util.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class BlockStorage:
-    """The storage of a step.
+    """Storage of a step.
 
+    Attributes
+    ----------
     blocks
-        The first block of each tensor that is paged or streamed, or that has its first value there, by its name.
+        First block of each tensor that is paged, streamed, or begins on storage, by its name.
     first
-        The tensors with their first values there and their bytes, in the order of their blocks, which come before all
-        others.
+        Tensors with their first values there and their bytes, in the order of their blocks, which precede all others.
     count
-        How many blocks there are.
+        Number of blocks.
     block_bytes
-        What is moved at once: the device's blocks, as many of them as make 512 B.
+        Unit of transfers: the device's blocks, as many of them as make 512 B.
     """
 
     blocks: Mapping[str, int]
@@ -42,75 +41,79 @@ class BlockStorage:
     block_bytes: int
 
     def of(self, problem: Problem) -> Mapping[int, int]:
-        """`blocks` of the tensors of `problem`, by their index there."""
-        return {i: self.blocks[held.name] for i, held in enumerate(problem.tensors) if held.name in self.blocks}
+        """Return `blocks` of the tensors of `problem`, by index."""
+        return {i: self.blocks[tensor.name] for i, tensor in enumerate(problem.tensors) if tensor.name in self.blocks}
 
 
 def erased_blocks(problem: Problem) -> int:
-    """Blocks that the device erases at once; 1 where it hasn't to."""
+    """Return the number of blocks that the device erases at once; 1 where it doesn't erase."""
     return max(1, problem.storage_erase_bytes // runtime.block_bytes(problem.storage_block_bytes))
 
 
 def lay_out_storage(
     plans: Sequence[Plan], first: int = 0, whole: Mapping[str, int] | None = None, empty: Collection[str] = ()
 ) -> BlockStorage:
-    """Whole blocks for each tensor, from block `first` on: what begins there, then what else the plans move.
+    """Assign whole blocks to each tensor, from block `first` on: first values, then other tensors that the plans move.
 
-    What fills an erase block shares none with others, so that writing it from begin to end erases each once.
+    A tensor that fills an erase block shares none with others, so that writing it in order erases each block once.
 
+    Parameters
+    ----------
     whole
-        Bytes there of those that are larger than in RAM, by name: tables by rows.
+        Bytes on storage of tensors that are larger there than in RAM, by name: tables by rows.
     empty
-        What has no value that matters before the first step.
+        Names of tensors whose value before the first step doesn't matter.
     """
-    begin: dict[str, int] = {}
+    first_bytes: dict[str, int] = {}
     moved: dict[str, int] = {}
     for plan in plans:
         tensors = plan.problem.tensors
-        begun = sorted({*plan.problem.stored_at_start, *plan.problem.lasting})
-        begin |= {tensors[i].name: tensors[i].nbytes for i in begun if tensors[i].name not in empty}
-        moved |= {tensors[i].name: tensors[i].nbytes for i in sorted({*begun, *_moved(plan)})}
-    sizes = {**begin, **moved}
+        stored = sorted({*plan.problem.stored_at_start, *plan.problem.lasting})
+        first_bytes |= {tensors[i].name: tensors[i].nbytes for i in stored if tensors[i].name not in empty}
+        moved |= {tensors[i].name: tensors[i].nbytes for i in sorted({*stored, *_paged_or_streamed(plan)})}
+    sizes = {**first_bytes, **moved}
     blocks: dict[str, int] = {}
     end = first
-    unit, block = erased_blocks(plans[0].problem), runtime.block_bytes(plans[0].problem.storage_block_bytes)
+    erase_unit, block = erased_blocks(plans[0].problem), runtime.block_bytes(plans[0].problem.storage_block_bytes)
     for name in sizes:
         count = -(-(whole or {}).get(name, sizes[name]) // block)
-        if count >= unit:
-            end = -(-end // unit) * unit
+        if count >= erase_unit:
+            end = -(-end // erase_unit) * erase_unit
         blocks[name] = end
-        end += count if count < unit else -(-count // unit) * unit
-    return BlockStorage(blocks, begin, end, block)
+        end += count if count < erase_unit else -(-count // erase_unit) * erase_unit
+    return BlockStorage(blocks, first_bytes, end, block)
 
 
-def _moved(plan: Plan) -> set[int]:
-    """Gives what a plan pages or streams."""
-    found = {step.target for step in plan.instructions if step.action in (Action.PAGE_OUT, Action.PAGE_IN)}
+def _paged_or_streamed(plan: Plan) -> set[int]:
+    """Return the indices of the tensors that a plan pages or streams."""
+    indices = {step.target for step in plan.instructions if step.action in (Action.PAGE_OUT, Action.PAGE_IN)}
     for step in plan.instructions:
         if step.action is Action.COMPUTE and step.variant:
-            way = plan.problem.operators[step.target].variant(step.variant)
-            found.update((*way.streamed_in, *way.streamed_out))
-    return found
+            variant = plan.problem.operators[step.target].variant(step.variant)
+            indices.update((*variant.streamed_in, *variant.streamed_out))
+    return indices
 
 
 @dataclass(frozen=True, slots=True)
 class ListedTable:
-    """A table by rows.
+    """Table by rows.
 
+    Attributes
+    ----------
     whole
-        All of it.
+        Tensor of all rows.
     block_bytes
-        Of the storage.
+        Bytes of a block of the storage.
     count
-        How many rows its tensor in the arena has room for.
+        Number of rows of its tensor in the arena.
     ids
-        The input that says which; "" where a constant does.
+        Input that selects the rows; "" where a constant does.
     fixed
-        The rows that a constant says.
+        Rows that a constant selects.
     numbers_at
-        Where in the resident region the list lies, its length first.
+        Offset of the list in the resident region; its length comes first.
     of
-        The table that has the list, for an optimizer's state; else itself. By index in the problem.
+        Table with the list, for an optimizer's state; else the table itself. By index in the problem.
     """
 
     name: str
@@ -129,38 +132,38 @@ class ListedTable:
 
     @property
     def identifier(self) -> str:
-        """Gives what C calls the list."""
+        """C name of the list."""
         return f"po_rows_{self.of}"
 
 
 def list_of(name: str, graph: TrainingGraph, places: Places) -> str:
-    """Gives what C calls the list of rows of a table, or of an optimizer's state of one."""
+    """Return the C name of the list of rows of a table, or of an optimizer's state of one."""
     return f"po_rows_{places.index[graph.rows[name].of or name]}"
 
 
 def tables_of(graph: TrainingGraph, places: Places, kept: int, block: int) -> dict[int, ListedTable]:
-    """The tables of a step by their index in the problem; their lists lie from `kept` on; `block` is moved at once.
+    """Return the tables of a step by index in the problem; their lists begin at offset `kept`.
 
-    Raises `PlanError` where a row isn't whole blocks of the storage.
+    `block` is the bytes of a storage block. Raise `PlanError` where a row isn't whole blocks.
     """
-    found: dict[int, ListedTable] = {}
+    listed: dict[int, ListedTable] = {}
     for name, rows in graph.rows.items():
         whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
         count = graph.tensors[name].shape[0]
-        made = ListedTable(name, whole, block, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
-        if made.row_bytes % block:
+        table = ListedTable(name, whole, block, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
+        if table.row_bytes % block:
             raise PlanError(
-                f"a row of the table {name!r} has {made.row_bytes} B, and C reads whole blocks of {block:,} B from "
-                "storage alone; solve with --parameters resident, or an optimizer with which tables stay whole"
+                f"a row of the table {name!r} has {table.row_bytes} B, but C reads only whole blocks of {block:,} B "
+                "from storage; solve with --parameters resident, or an optimizer with which tables stay whole"
             )
-        found[places.index[name]] = made
+        listed[places.index[name]] = table
         if rows.ids and not rows.of:
             kept += runtime.row_numbers_bytes(count)
-    return found
+    return listed
 
 
 def declared(tables: Mapping[int, ListedTable]) -> Iterator[str]:
-    """The lists of rows, in C."""
+    """Yield the declarations of the lists of rows, in C."""
     for index, table in tables.items():
         if table.of != index:
             continue
@@ -174,7 +177,7 @@ def declared(tables: Mapping[int, ListedTable]) -> Iterator[str]:
 
 
 def moved(tables: Mapping[int, ListedTable], index: int, block: int, address: str, *, out: bool) -> str:
-    """The call that moves the rows of a table."""
+    """Return the C call that moves the rows of a table."""
     table = tables[index]
     way = "po_rows_out" if out else "po_rows_in"
     blocks = table.row_bytes // table.block_bytes

@@ -1,4 +1,4 @@
-"""An operator that streams operands as one C function: loops over chunks, around the same kernels."""
+"""An operator that streams operands, as one C function: loops over chunks, around the same kernels."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from poetopt.ops.runtimes.c.tiling import COUNT, FROM, INNER, OUTER, Chunk, Chun
 from poetopt.ops.runtimes.c.variants import Streamed
 
 BEGUN = "begun"
-"""The parameter that is 0 in the first part of a batch: its sums of gradients are zeros, and not read."""
+"""Parameter that is 0 in the first part of a batch, whose sums of gradients are zeros and not read."""
 
 
 def streamed_code(
     index: int, number: int, graph: TrainingGraph, problem: Problem, places: Places, still: Still, state_at: int,
     prefix: str = PREFIX,
 ) -> OperatorCode:  # fmt: skip
-    """The function of operator `index` of `problem` by its variant `number`, from 1; its name begins with `prefix`.
+    """Return the function of operator `index` of `problem` by its variant `number`, from 1.
 
-    Raises `PlanError` where the runtime has another variant of that number.
+    Its name begins with `prefix`. Raise `PlanError` where the runtime has another variant of that number.
     """
     operator = places.operators[problem.operators[index].name]
     detail = places.variant(operator, index, number).detail
@@ -58,21 +58,23 @@ def streamed_code(
 
 
 def _lists(detail: Streamed, graph: TrainingGraph, places: Places) -> dict[str, str]:
-    """In C, the list of rows of each streamed table by rows."""
+    """Return the C list of rows of each streamed table by rows."""
     roots = {name: graph.root(name) for name in detail.streamed}
     return {name: list_of(root, graph, places) for name, root in roots.items() if root in graph.rows}
 
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """A streamed tensor: its number among the streamed, where its buffer is, and what is done with it.
+    """Streamed tensor: its number among the streamed ones, its buffer, and its use.
 
+    Attributes
+    ----------
     pitch
-        From the window of one of its pieces to the next one's; 0 where there are none.
+        Distance from the window of one of its pieces to the next one's; 0 where there are none.
     block
-        Bytes that go to and from storage at once.
+        Bytes of one transfer to or from storage.
     rows, row_bytes
-        In C, the list of its rows, where it is a table by rows, and their size; "" and 0 for others.
+        C list of its rows, where it is a table by rows, and their size; "" and 0 for others.
     sum
         Whether it is a sum of gradients, which is zeros in the first part of a batch.
     """
@@ -93,13 +95,13 @@ class _Moved:
 
     @property
     def window(self) -> bool:
-        """Says whether it goes through a window: chunks are runs of bytes, or each piece has its own."""
+        """Whether it goes through a window: chunks are contiguous bytes, or each piece has its own window."""
         if self.rows or self.taken.picks:
             return False
         return self.taken.pieces == 1 or self.taken.rows is not None
 
     def declared(self) -> str:
-        """Its window."""
+        """Return the declaration of its window."""
         pieces, at = self.taken.pieces, f"PO_AT({WORKSPACE}, {self.offset}u)"
         return (
             f"po_window po_w{self.number} = "
@@ -107,13 +109,13 @@ class _Moved:
         )
 
     def span(self, count: str) -> tuple[str, str]:
-        """Its chunk's first byte, and the one after its last."""
+        """Return its chunk's first byte, and the one after its last."""
         at = FROM[self.taken.level]
         first, last = _rows(self.taken, at, f"({at} + {count})")
         return f"(uint32_t){first} * {self.taken.unit_bytes}u", f"(uint32_t){last} * {self.taken.unit_bytes}u"
 
     def enter(self, count: str) -> Iterator[str]:
-        """Gives what makes its chunk be in RAM, or have room there."""
+        """Yield statements that bring its chunk into RAM, or make room for it."""
         begin, end = self.span(count)
         if self.window:
             reads = f"{BEGUN} ? 1 : 2" if self.sum else int(self.reads)
@@ -125,12 +127,12 @@ class _Moved:
             yield self._read(f"po_pieces_in({self._pieces(count)})", nbytes)
 
     def _read(self, call: str, nbytes: str) -> str:
-        """The statement that reads a chunk, or has it be zeros."""
+        """Return the statement that reads a chunk, or fills it with zeros."""
         read = f"PO_TRY({call});"
         return f"if ({BEGUN}) {{ {read} }} else {{ (void)memset({self.at}, 0, {nbytes}); }}" if self.sum else read
 
     def leave(self, count: str) -> Iterator[str]:
-        """Gives what writes its chunk."""
+        """Yield statements that write its chunk."""
         if self.writes and self.window:
             at = f"({FROM[self.taken.level]} + {count})"
             done, _ = _rows(self.taken, at, at)  # what the next chunk doesn't begin before
@@ -144,7 +146,7 @@ class _Moved:
             yield f"PO_TRY(po_pieces_out({self._pieces(count)}));"
 
     def picks(self) -> str:
-        """The statement that reads its step `@`; "" where chunks are read."""
+        """Return the statement that reads its step `@`; "" where chunks are read."""
         if not self.taken.picks:
             return ""
         unit, number = self.taken.unit_bytes, f"{self.rows}[1 + (@)]" if self.rows else "(uint32_t)(@)"
@@ -169,14 +171,14 @@ class _Moved:
 
     @property
     def at(self) -> str:
-        """Says where its chunk is."""
+        """C address of its chunk."""
         if self.window:
             return f"po_window_at(&po_w{self.number}, {self.span('0')[0]})"
         return f"PO_AT({WORKSPACE}, {self.offset}u)"
 
 
 class Function:
-    """The statements of a function."""
+    """Statements of a function."""
 
     def __init__(
         self,
@@ -196,19 +198,19 @@ class Function:
         form = detail.form
         self.moved: dict[str, _Moved] = {}
         for k, (name, offset) in enumerate(zip(detail.streamed, detail.offsets, strict=True)):
-            taken = form.slices[name]
-            made = name not in operator.inputs
-            writes = made or name in self.old.values()
-            extent = form.loop(taken.level).extent
+            chunk_slice = form.slices[name]
+            is_output = name not in operator.inputs
+            writes = is_output or name in self.old.values()
+            extent = form.loop(chunk_slice.level).extent
             pitch = detail.pitches[k]
             rows = (lists or {}).get(name, "")
             nbytes = tensors[name].nbytes
-            of_rows = rows, nbytes // tensors[name].shape[0] if rows else 0
-            flags = not made, writes, detail.block, *of_rows, name in sums
-            self.moved[name] = _Moved(k, name, taken, extent, nbytes, offset, pitch, *flags)
+            row_list = rows, nbytes // tensors[name].shape[0] if rows else 0
+            flags = not is_output, writes, detail.block, *row_list, name in sums
+            self.moved[name] = _Moved(k, name, chunk_slice, extent, nbytes, offset, pitch, *flags)
 
     def lines(self) -> Iterator[str]:
-        """All of them."""
+        """Yield all statements."""
         form, detail = self.detail.form, self.detail
         for moved in self.moved.values():
             if moved.window:
@@ -235,13 +237,13 @@ class Function:
             yield from step.kernel.code(step.call, arguments).splitlines()
 
     def chunk(self, count: str) -> Iterator[str]:
-        """A chunk of the outer loop."""
+        """Yield a chunk of the outer loop."""
         mine = [moved for moved in self.moved.values() if moved.taken.level == OUTER]
         tilings = enumerate(self.detail.form.tilings)
         yield from _around(mine, count, (line for k, tiling in tilings for line in self.step(k, tiling, count)))
 
     def step(self, number: int, tiling: Tiling, count: str) -> Iterator[str]:
-        """A step's part of a chunk."""
+        """Yield a step's part of a chunk."""
         step = self.run[number]
         yield f"/* {shown(step.call)} */"
         for turn in tiling.rounds:
@@ -257,7 +259,7 @@ class Function:
         yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
     def round(self, step: KernelStep, tiling: Tiling, turn: Round) -> Iterator[str]:
-        """Sweeps of the inner loop, and what is between them."""
+        """Yield sweeps of the inner loop, and the code between them."""
 
         def body() -> Iterator[str]:
             for part in turn.parts:
@@ -269,7 +271,7 @@ class Function:
         yield from _block([turn.head], body()) if turn.head else body()
 
     def sweep(self, step: KernelStep, tiling: Tiling, part: Sweep) -> Iterator[str]:
-        """One pass of the inner loop, with what that takes."""
+        """Yield one pass of the inner loop, with its transfers."""
         taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
         names = {self.same.get(t.name, t.name) for t in taken if t is not None}
         mine = [moved for moved in self.moved.values() if moved.name in names]
@@ -278,7 +280,7 @@ class Function:
         yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
 
     def taken(self, step: KernelStep, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
-        """Gives a tiling's code its operands; `whole`: outside of its loops, where nothing of theirs is named."""
+        """Return the operands of a tiling's code; with `whole`, outside of its loops, without sliced operands."""
 
         def parts(operands: Sequence[Tensor | None], slices: Sequence[ChunkSlice | None]) -> tuple[Part, ...]:
             return tuple(
@@ -299,11 +301,11 @@ class Function:
         )
 
     def scratch_offset(self, step: KernelStep) -> int:
-        """Says where a kernel's own scratch lies among temporaries as large as a chunk."""
+        """Return the offset of a kernel's own scratch among temporaries of a chunk's size."""
         return self.detail.layout.kernel_offsets[self.ran.nodes.index(step.call.node)]
 
     def part(self, tensor: Tensor, taken: ChunkSlice, counts: tuple[str, str]) -> Part:
-        """Says where a chunk of a tensor is."""
+        """Return the address and pitch of a chunk of a tensor."""
         width = DTYPE_BYTES[tensor.dtype]
         side_by_side = f"{counts[taken.level]} * {taken.unit_bytes // width}"
         name = self.same.get(tensor.name, tensor.name)
@@ -321,12 +323,12 @@ class Function:
 
 
 def _rows(taken: ChunkSlice, begin: str, end: str) -> tuple[str, str]:
-    """Finds the steps, or rows, of an operand that steps `begin` to `end` of a loop take: the first, and their end."""
+    """Return the first step, or row, of an operand for steps `begin` to `end` of a loop, and the end."""
     return (begin, end) if taken.rows is None else taken.rows.in_c(begin, end)
 
 
 def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
-    """The head of a loop from `begin` to `extent`, and how long its chunk is."""
+    """Return the head of a loop from `begin` to `extent`, and the declaration of its chunk's length."""
     at, count = FROM[level], COUNT[level]
     rest = f"{extent} - {at}"
     return [
@@ -338,7 +340,7 @@ def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
 
 
 def _around(mine: Sequence[_Moved], count: str, body: Iterable[str]) -> Iterator[str]:
-    """Gives what works on chunks of `mine`, between what reads these and what writes them."""
+    """Yield `body` between statements that read chunks of `mine` and that write them."""
     for moved in mine:
         yield from moved.enter(count)
     yield from body

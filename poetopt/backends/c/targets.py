@@ -1,4 +1,4 @@
-"""Describes where C can run, and the compilers that are there for it."""
+"""Targets for emitted C, and their installed compilers."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from poetopt.util.errors import BackendUnavailableError, ExecutionError, OptionE
 from poetopt.util.text import closest
 
 HOST = "host"
-"""What `run --on` calls the machine that it runs on; it is compiled for the target `linux`."""
+"""Name of this machine in `run --on`; it is compiled for the target `linux`."""
 LINUX = "linux"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A processor to compile for.
+    """Processor to compile for.
 
+    Attributes
+    ----------
     name
         As in `emit --target`.
     gcc
-        Flags of arm-none-eabi-gcc that choose the core and how floats are passed; none for the host.
+        Flags of arm-none-eabi-gcc for the core and the passing of floats; none for the host.
     zig
         The same for `zig cc`, whose names of cores differ.
     unicorn
-        The constant of Unicorn that names the core.
+        Unicorn's constant for the core.
     qemu
-        A machine of qemu-system-arm that has it, with its options; none where there is no such machine.
+        Machine of qemu-system-arm with the core, and its options; none where there is none.
     """
 
     name: str
@@ -44,15 +46,16 @@ class Target:
 
     @property
     def bare(self) -> bool:
-        """Says whether it runs without an operating system: with a start-up and a linker script of ours."""
+        """Whether it runs without an operating system: with poetopt's start-up and linker script."""
         return self.name != LINUX
 
 
 THRIFTY = ("-fomit-frame-pointer", "-fno-unroll-loops", "-mllvm", "-disable-constant-hoisting")
-"""Has zig unroll no loop, which gains a Cortex-M0+ nothing, and keep no addresses on the stack: frames are gcc's."""
+"""Flags for zig against loop unrolling, which gains a Cortex-M0+ nothing, and against addresses kept on the stack:
+frames are then as large as gcc's."""
 ROLLED = ("-fomit-frame-pointer", "-mllvm", "-unroll-max-count=2")
-"""Has it unroll loops once, which gives most of what more would: ds-cnn takes 53 million instructions in 40.6 KB of
-code by zig's own choice, 56 in 31.1 KB so, 68 in 23.1 KB with loops as they are."""
+"""Flags for zig to unroll loops only once, which gains most of the speed: ds-cnn takes 53 million instructions in
+40.6 KB of code by zig's default, 56 in 31.1 KB with these flags, 68 in 23.1 KB without unrolling."""
 
 TARGETS = {
     target.name: target
@@ -84,15 +87,15 @@ TARGETS = {
 
 
 def target(name: str, option: str = "--target") -> Target:
-    """The target called `name`; `host` is this machine's. Raises `OptionError` for another name."""
+    """Return the target called `name`; `host` is this machine's. Raise `OptionError` for another name."""
     if option == "--on":
-        known = (HOST, *(found for found in TARGETS if found != LINUX))
-        wanted = LINUX if name == HOST else name
+        known = (HOST, *(known_target for known_target in TARGETS if known_target != LINUX))
+        target_name = LINUX if name == HOST else name
     else:
-        known, wanted = tuple(TARGETS), name
+        known, target_name = tuple(TARGETS), name
     if name not in known:
-        raise OptionError(f"{option} {name}: there are {', '.join(known)}{closest(name, known)}")
-    return TARGETS[wanted]
+        raise OptionError(f"{option} {name}: choose {', '.join(known)}{closest(name, known)}")
+    return TARGETS[target_name]
 
 
 ZIG = "zig cc"
@@ -100,35 +103,37 @@ ZIG = "zig cc"
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C compiler for one target.
+    """C compiler for one target.
 
+    Attributes
+    ----------
     name
-        What reports call it.
+        Name in reports.
     command
-        What its command line begins with, the flags for the target among it.
+        Start of its command line, with the target's flags.
     """
 
     name: str
     command: tuple[str, ...]
 
     def run(self, arguments: Sequence[str | os.PathLike[str]], folder: Path) -> None:
-        """Compile or link in `folder`. Raises `ExecutionError` with the first lines of what the compiler says."""
+        """Compile or link in `folder`. Raise `ExecutionError` with the first lines of the compiler's output."""
         command = [*self.command, *(os.fspath(argument) for argument in arguments)]
-        ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
-        if ended.returncode:
-            said = (ended.stderr or ended.stdout).strip().splitlines()
-            # lines of a compiler's complaint that are shown
-            shown = "\n".join(said[:12])
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+        if process.returncode:
+            output_lines = (process.stderr or process.stdout).strip().splitlines()
+            # show at most 12 lines of the compiler's output
+            shown = "\n".join(output_lines[:12])
             raise ExecutionError(f"{self.name} refuses the emitted code:\n{shown}")
 
     def says(self, *arguments: str) -> str:
-        """The first line that it prints."""
-        ended = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
-        return ended.stdout.partition("\n")[0].strip()
+        """Return the first line of its output."""
+        process = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        return process.stdout.partition("\n")[0].strip()
 
 
 def compilers(target: Target) -> Iterator[Compiler]:
-    """All compilers for `target` that are there, those that are preferred first."""
+    """Yield all installed compilers for `target`, preferred ones first."""
     names: tuple[str, ...]
     flags: tuple[str, ...]
     if target.bare:
@@ -138,15 +143,15 @@ def compilers(target: Target) -> Iterator[Compiler]:
     for name in names:
         if found := shutil.which(name):
             yield Compiler(name, (found, *flags))
-    if zig := _zig():
+    if zig := _find_zig():
         yield Compiler(ZIG, (*zig, *target.zig))
 
 
 @cache
 def compiler(target: Target) -> Compiler:
-    """The compiler for `target` that is preferred.
+    """Return the preferred compiler for `target`.
 
-    Raises `BackendUnavailableError` where there is none, with how to get one.
+    Raise `BackendUnavailableError`, with an install command, where there is none.
     """
     for found in compilers(target):
         return found
@@ -156,7 +161,7 @@ def compiler(target: Target) -> Compiler:
     )
 
 
-def _zig() -> tuple[str, ...]:
+def _find_zig() -> tuple[str, ...]:
     if importlib.util.find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
     found = shutil.which("zig")

@@ -1,4 +1,4 @@
-"""The text of the emitted files: the step as calls, its data, the example."""
+"""Text of the emitted files: the step as calls, its data, the example."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def calls(routine: Routine) -> Iterator[tuple[int, str, str]]:
-    """Each instruction that does something: its number, what it calls, and the name of what it moves as a comment."""
+    """Yield each instruction that does something: its number, its call, and a comment that names its operand."""
     problem = routine.plan.problem
     for moment in moments(routine.plan):
         action, target = moment.instruction.action, moment.instruction.target
@@ -49,13 +49,13 @@ def calls(routine: Routine) -> Iterator[tuple[int, str, str]]:
 
 
 def statements(routine: Routine, before: str) -> str:
-    """The statements of `calls`, each behind what asks whether it may run."""
+    """Return the statements of `calls`, each after `before`, which decides whether it runs."""
     made = (f"    {before.format(number=number)} {call};{said}\n" for number, call, said in calls(routine))
     return "".join(made)
 
 
 def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
-    """Gives what an operator's function is called with at `moment`."""
+    """Yield the arguments of an operator's function at `moment`."""
     yield from code.given
     for index in code.tensors:
         yield f"PO_ARENA({moment.at[index]}u)"
@@ -66,21 +66,21 @@ def operands(moment: Moment, code: OperatorCode) -> Iterator[str]:
 
 
 RUN, LAST = "static int po_run(uint32_t part)", "static int po_last(void)"
-"""The functions of a batch in parts: what runs each part, and what follows the last one."""
+"""Functions of a split batch: for each part, and for the update phase."""
 
 
 def fixed(name: str) -> str:
-    """A file that is emitted as it is."""
+    """Return a file that is emitted unchanged."""
     return files("poetopt.backends.c.files").joinpath(name).read_text(encoding="utf-8")
 
 
 def filled(name: str, values: Mapping[str, object]) -> str:
-    """A template with what is to be filled in."""
+    """Return a template with its values filled in."""
     return Template(fixed(name)).substitute(values)
 
 
 def does(program: DeviceProgram) -> str:
-    """Gives what a step consists of, in words."""
+    """Return a description of a step."""
     if program.graph.forward_only:
         return "the forward pass, whose outputs are its results"
     optimizer = program.graph.optimizer
@@ -88,7 +88,7 @@ def does(program: DeviceProgram) -> str:
 
 
 def header(program: DeviceProgram) -> str:
-    """po.h: what the user's program needs."""
+    """Return po.h, the interface for the user's program."""
     return filled(
         "po.h",
         {
@@ -116,14 +116,14 @@ def header(program: DeviceProgram) -> str:
 
 
 def _functions(graph: TrainingGraph) -> str:
-    """Gives what po.h says of the functions of a step, but for the last declaration."""
+    """Return the declarations of a step's functions in po.h, without the last one."""
     if graph.parts == 1:
         return fixed("po_step.h")
     return filled("po_part.h", {"last": "" if graph.closing is None else "the updates of the parameters, and "})
 
 
 def schedules(program: DeviceProgram) -> str:
-    """The functions of po_step.c that run plans."""
+    """Return the functions of po_step.c that run plans."""
     first, routines = begin(program), program.routines
     if program.graph.parts == 1:
         given = {"begin": f"    if (from == 0u) {{\n{first}    }}\n" if first else "", "end": counting(program)}
@@ -140,7 +140,7 @@ def _calls(head: str, first: str, routine: Routine) -> str:
 
 
 def _parts(program: DeviceProgram) -> str:
-    """Gives what a batch in parts is run by."""
+    """Return the functions that run a split batch."""
     graph, resident, plan = program.graph, program.resident, program.plan
     at = {name: f"PO_ARENA({offset}u)" for name, (offset, _) in lasting_at(plan).items()}
     at |= {name: f"PO_RESIDENT({offset}u)" for name, offset in resident.offsets.items()}
@@ -160,7 +160,7 @@ def _parts(program: DeviceProgram) -> str:
 
 
 def counting(program: DeviceProgram) -> str:
-    """Gives what a step ends with: the optimizer's count of them goes on, where it has one."""
+    """Return the end of a step, which increments the optimizer's step count; "" where it has none."""
     row = next((row for row in program.hyperparameters if row.name == "step"), None)
     if row is None:
         return ""
@@ -173,7 +173,7 @@ def counting(program: DeviceProgram) -> str:
 
 
 def begin(program: DeviceProgram) -> str:
-    """Gives what a plan begins with: a look at the inputs, and which rows of tables the batch uses."""
+    """Return the beginning of a plan: a check of the inputs, and the rows of tables that the batch uses."""
     fed = {row.name: row for row in program.inputs}
 
     def lines() -> Iterator[str]:
@@ -211,7 +211,7 @@ PIECE = """\
 
 
 def checks(program: DeviceProgram) -> str:
-    """The functions that look at inputs before anything changes, where any of them can be out of its range."""
+    """Return the functions that check inputs before anything changes; "" where no input has a range."""
     kinds: dict[str, None] = {}
     functions = ""
     for name, rows in (("po_checked", program.inputs), ("po_asked", program.asked)):
@@ -241,7 +241,7 @@ def _check(program: DeviceProgram, row: TableRow, found: InputLimits) -> str:
 
 
 def predicting(program: DeviceProgram) -> str:
-    """po_predict, where the program has it."""
+    """Return po_predict; "" where the program has none."""
     if program.predicts is None:
         return ""
     checked = "    PO_PASS(po_asked());\n" if any(_limited(program, program.asked)) else ""
@@ -249,14 +249,14 @@ def predicting(program: DeviceProgram) -> str:
 
 
 def _address(program: DeviceProgram, row: TableRow) -> str:
-    """Says where a tensor lies that is in RAM between steps."""
+    """Return the C address of a tensor that is in RAM between steps."""
     if row.place.root:
         return f"PO_RESIDENT({program.resident.offsets[row.place.root]}u)"
     return f"PO_ARENA({row.place.offset}u)"
 
 
 def step(program: DeviceProgram) -> str:
-    """po_step.c: operators, and the instructions of the plan that call them."""
+    """Return po_step.c: operators, and the instructions of the plan that call them."""
     checked = checks(program)
     headers = dict.fromkeys([*(["po_check.h"] if checked else []), *(["po_rows.h"] if program.tabled else [])])
     headers |= dict.fromkeys(name for code in program.codes for _, name in code.headers)
@@ -280,7 +280,7 @@ def step(program: DeviceProgram) -> str:
 
 
 def tables(program: DeviceProgram) -> str:
-    """po_tables.c: arena and resident region, and what lies where."""
+    """Return po_tables.c: arena and resident region, and the addresses of tensors."""
     carried = (_copied(program, old, new) for old, new in program.carried)
     return filled(
         "po_tables.c",
@@ -313,17 +313,17 @@ def _rows(program: DeviceProgram, rows: Sequence[TableRow]) -> str:
 
 
 def data(name: str, content: bytes, *, array: bool) -> str:
-    """The bytes of po_weights.bin or po_flash.bin in C: an array, or taken from the file as it is assembled."""
+    """Return the bytes of po_weights.bin or po_flash.bin in C: an array, or an include by the assembler."""
     if not array:
         return filled("po_data.c", {"name": name})
-    content = content or b"\0"  # an array has one element at least
+    content = content or b"\0"  # an array has at least one element
     rows = (content[at : at + 32] for at in range(0, len(content), 32))
     numbers = "".join(f"    {', '.join(map(str, row))},\n" for row in rows)
     return f"const PO_ALIGNED unsigned char po_{name}[] = {{\n{numbers}}};\n"
 
 
 def weights(program: DeviceProgram, embedded: str) -> str:
-    """po_weights.c: how the resident region gets its first values, from the storage or of what is `embedded`."""
+    """Return po_weights.c: the first values of the resident region, from the storage or from `embedded`."""
     spans = program.resident.given
     reads: list[str] = []
     copies: list[str] = []
@@ -343,7 +343,7 @@ def weights(program: DeviceProgram, embedded: str) -> str:
         values_of = ", ".join(f"{word}u" for word in words)
         copies.append(f"    static const uint32_t kept[{len(words)}] = {{{values_of}}};\n")
         copies.append(f"    (void)memcpy(po_resident + {program.resident.kept}u, kept, sizeof kept);\n")
-    if partly_stored(program):  # what is there may be of a step that was cut short
+    if partly_stored(program):  # an interrupted step may have changed the storage
         reads = ["    code = po_restore();\n"]
     reads += (_copied(program, new, old) for old, new in program.carried)
     values = {"model": comment(program.shown), "copies": "".join(copies), "reads": "".join(reads), "data": embedded}
@@ -351,14 +351,14 @@ def weights(program: DeviceProgram, embedded: str) -> str:
 
 
 def _copied(program: DeviceProgram, to: TableRow, of: TableRow) -> str:
-    """A statement that copies a tensor of the resident region over another."""
+    """Return a statement that copies a tensor of the resident region over another."""
     at = program.resident.offsets
     places = f"po_resident + {at[to.place.root]}u, po_resident + {at[of.place.root]}u"
     return f"    (void)memcpy({places}, {of.tensor.nbytes}u); /* {comment(of.name)} */\n"
 
 
 def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str]:
-    """Statements that read a first value, where none before has failed."""
+    """Yield statements that read a first value, if none before has failed."""
     yield "    if (code == 0) {\n"
     yield f"        code = po_read({block}u, {address}, {nbytes}u) == 0 ? PO_DONE : PO_STORAGE;"
     yield f" /* {comment(name)} */\n" if name else "\n"
@@ -366,7 +366,7 @@ def _read(block: int, address: str, nbytes: int, name: str = "") -> Iterator[str
 
 
 def saving(program: DeviceProgram) -> str:
-    """po_save.c: whole generations of what lasts, in two copies behind all else on the storage."""
+    """Return po_save.c: complete generations of lasting values, in two copies after all else on the storage."""
     found, network, golden = kept(program), network_of(program), program.golden
     lines = (f"    {{{one.address or 0}, {one.nbytes}u, {one.block}u}},\n" for one in found)
     return filled(
@@ -402,21 +402,22 @@ def _sums(found: Sequence[SignedSum | None]) -> str:
 
 
 def flash(program: DeviceProgram, embedded: str) -> str:
-    """po_flash.c: constants that stay in flash."""
+    """Return po_flash.c: constants that stay in flash."""
     return filled("po_flash.c", {"model": comment(program.shown), "data": embedded})
 
 
 def flash_bytes(program: DeviceProgram) -> bytes:
-    """po_flash.bin: the constants, as they lie there."""
+    """Return po_flash.bin: the constants in their order in flash."""
     values = program.graph.joint.values
     return b"".join(values[name].tobytes() for span in program.flash.given for name in span.names)
 
 
 def storage_bytes(program: DeviceProgram) -> bytes:
-    """po_storage.bin: what the storage holds before the first step, from its first block on.
+    """Return po_storage.bin: the storage before the first step, from its first block on.
 
-    Where parts of what is trained are there, it has the first of the two copies of `po_save`: a step that was cut short
-    begins anew from it.
+    Where trained values are on storage, it has the first of the two copies of `po_save`: an interrupted step starts
+    again
+    from it.
     """
     data = bytearray(weight_bytes(program) if program.weights else b"")
     values = program.graph.joint.values
@@ -434,7 +435,7 @@ def storage_bytes(program: DeviceProgram) -> bytes:
 
 
 def weight_bytes(program: DeviceProgram) -> bytes:
-    """po_weights.bin: the first values, span by span; on storage each span starts with a block."""
+    """Return po_weights.bin: the first values, span by span; on storage each span starts with a block."""
     data = bytearray()
     for span in program.resident.given:
         for name in span.names:

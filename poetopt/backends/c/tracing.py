@@ -1,19 +1,18 @@
-"""Describes what an emulated program executes, operator by operator, and the cycles that instructions take.
+"""Instruction counts of an emulated program, operator by operator, and a model of the cycles of instructions.
 
-Modelled cycles of what an emulated core executes, by instruction: low, middle and high.
+Cycles are modelled by instruction: low, middle and high.
 
 Figures are those of ARM's technical reference manuals, for memory that never makes the core wait: Cortex-M4 (DDI
-0439, 3.3 and 7.2) and Cortex-M0+ (DDI 0484, 3.3, with the fast multiplier). What depends on the instructions around is
-a range: a load of the M4 takes one cycle behind another one and two elsewhere, a branch refills one to three stages, a
-result of the FPU isn't there for the next instruction. On a Cortex-M0+ refills alone are a range, for flash that is
-slower than the core. Nothing here was calibrated on silicon.
+0439, 3.3 and 7.2) and Cortex-M0+ (DDI 0484, 3.3, with the fast multiplier). Figures that depend on neighbouring
+instructions are a range: a load of the M4 takes one cycle after another load and two elsewhere, a branch refills one to
+three stages, a result of the FPU isn't ready for the next instruction. On a Cortex-M0+ only refills are a range, for
+flash that is slower than the core. Nothing was calibrated on silicon.
 
-Of a Cortex-M7 ARM publishes no timings. What there is are the widths and latencies that its compiler's scheduler has
-(LLVM's ARMScheduleM7.td): two instructions a cycle, in order; two ALUs, two loads, one store, one multiplier, one FPU.
-*Low* has each instruction share its cycle with another one, *high* has each wait for the one before it (float results
-after 3 cycles, a load's after 2, 4 for a branch that was predicted wrongly), and *middle* is one a cycle where a unit
-is there once, three quarters where it is there twice. By ARM's own CoreMark figures it does 1.5 times an M4's work a
-cycle.
+ARM publishes no timings of the Cortex-M7. The widths and latencies are those of its compiler's scheduler (LLVM's
+ARMScheduleM7.td): two instructions a cycle, in order; two ALUs, two loads, one store, one multiplier, one FPU. *Low*
+lets each instruction share its cycle with another one. *High* lets each wait for the one before it (float results after
+3 cycles, a load's after 2, 4 for a mispredicted branch). *Middle* is one cycle where there is one unit, three quarters
+where there are two. By ARM's own CoreMark figures an M7 does 1.5 times an M4's work a cycle.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ from poetopt.plan.instructions import Action
 from poetopt.util.errors import ExecutionError, OptionError
 
 Weights = NDArray[np.uint64]
-"""[halfwords, columns]: what the instruction that begins at a halfword of flash counts; 0 where none does."""
+"""[halfwords, columns]: weights of the instruction that begins at a halfword of flash; 0 where none begins."""
 Weigh = Callable[[Image, bytes], Weights]
-"""What instructions count, of a program and its flash."""
+"""Returns the weights of the instructions of a program and its flash."""
 
 
 def ones(image: Image, flash: bytes) -> Weights:
-    """One for each instruction."""
+    """Return the weight 1 for each instruction."""
     words = np.frombuffer(flash, "<u2")
-    found = np.zeros((len(words), 1), np.uint64)
+    weights = np.zeros((len(words), 1), np.uint64)
     for start, end in image.code:
-        place = start // 2
-        while place < end // 2:
-            found[place] = 1
+        index = start // 2
+        while index < end // 2:
+            weights[index] = 1
             # a halfword whose five highest bits are at least these begins an instruction of two halfwords
-            place += 2 if int(words[place]) >> 11 >= 0b11101 else 1
-    return found
+            index += 2 if int(words[index]) >> 11 >= 0b11101 else 1
+    return weights
 
 
 class _Counts(ctypes.Structure):
@@ -68,11 +67,13 @@ class _Counts(ctypes.Structure):
 
 
 class Trace:
-    """Counts in C.
+    """Instruction counts of an emulated program; C code counts.
 
+    Attributes
+    ----------
     sums
-        [operators + 1, columns + 1]: by `operator_names` of the program, and of what is no operator's; the last
-        column is of branches that were taken.
+        [operators + 1, columns + 1]: a row for each of the program's `operator_names`, and one for all other code. The
+        last column counts taken branches.
     """
 
     def __init__(self, built: Built, image: Image, flash: bytes, weigh: Weigh = ones) -> None:
@@ -85,7 +86,7 @@ class Trace:
         self.kind = np.zeros(halfwords, np.uint8)
         operators = {code.function for code in program.codes}
         for start, end, name in image.functions:
-            # the functions that call operators
+            # functions that call operators
             if name.partition(".")[0] in ("po_step", "po_part", "po_run", "po_last"):
                 self.kind[start // 2 : end // 2] = 1  # SCHEDULE of po_count.c
             elif name in operators:
@@ -97,15 +98,15 @@ class Trace:
             len(self.order), self.rest, self.sums.ctypes.data, 0, self.rest, 0, 0,
         )  # fmt: skip
         self._handle = ctypes.c_size_t()
-        self._hook = _compiled(built.folder)
+        self._hook = _compile_hook(built.folder)
 
     @property
     def operator(self) -> int | None:
-        """The operator that runs, by its index; None between operators."""
+        """Index of the running operator; None between operators."""
         return None if self._counts.row == self.rest else int(self._counts.row)
 
     def attach(self, machine: Any, unicorn: Any) -> None:
-        """Count what `machine` executes."""
+        """Count the instructions that `machine` executes."""
         binding: Any = importlib.import_module("unicorn.unicorn_py3.unicorn")
         status = binding.uclib.uc_hook_add(
             machine._uch,
@@ -121,16 +122,16 @@ class Trace:
 
 
 def _order(program: DeviceProgram) -> Iterator[int]:
-    """Operators as a step calls them, each by its place among the operators of all routines."""
+    """Yield the operators of a step in order, each by its index among the operators of all routines."""
     first = 0
-    for k, routine in enumerate(program.routines):
-        run = [first + s.target for s in routine.plan.instructions if s.action is Action.COMPUTE]
-        yield from (1 if k else program.graph.parts) * run
+    for number, routine in enumerate(program.routines):
+        computed = [first + s.target for s in routine.plan.instructions if s.action is Action.COMPUTE]
+        yield from (1 if number else program.graph.parts) * computed
         first += len(routine.plan.problem.operators)
 
 
-def _compiled(folder: Path) -> Any:
-    """The function of po_count.c. Raises `BackendUnavailableError` without a compiler for this machine."""
+def _compile_hook(folder: Path) -> Any:
+    """Return the function of po_count.c. Raise `BackendUnavailableError` without a compiler for this machine."""
     source, library = folder / "po_count.c", folder / "po_count.so"
     source.write_text(fixed("po_count.c"), encoding="utf-8")
     compiler(TARGETS[LINUX]).run(("-O2", "-shared", "-fPIC", source, "-o", library), folder)
@@ -138,29 +139,31 @@ def _compiled(folder: Path) -> Any:
 
 
 CLASSES = ("arithmetic", "multiply", "divide", "load", "store", "branch", "float", "float divide", "float move")
-"""Of instructions, as reports name them."""
+"""Classes of instructions, as reports name them."""
 LEVELS = ("low", "middle", "high")
 UNIT = 4
-"""Cycles are counted in quarters."""
+"""Counted units a cycle: quarters."""
 
 Cycles = tuple[float, float, float]
 """Low, middle, high."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Core:
-    """Says how long a core takes.
+class _CoreTimings:
+    """Timings of a core.
 
+    Attributes
+    ----------
     clock_hz
-        Of the catalogue's device that has it.
+        Clock of the catalogue's device with this core.
     classes
         Cycles of one instruction of a class.
     word
-        Cycles of each further word that a load or store of several moves.
+        Cycles of each further word that a load or store of several registers moves.
     taken
-        What a branch that is taken takes beside.
+        Additional cycles of a taken branch.
     fused
-        Of a fused or chained multiply and add.
+        Cycles of a fused or chained multiply and add.
     """
 
     clock_hz: float
@@ -170,73 +173,75 @@ class _Core:
     fused: Cycles
 
 
-def _all(cycles: float) -> Cycles:
+def _exactly(cycles: float) -> Cycles:
     return cycles, cycles, cycles
 
 
-def _core(clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles) -> _Core:
-    return _Core(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
+def _make_core(
+    clock_hz: float, classes: tuple[Cycles, ...], word: Cycles, taken: Cycles, fused: Cycles
+) -> _CoreTimings:
+    return _CoreTimings(clock_hz, dict(zip(CLASSES, classes, strict=True)), word, taken, fused)
 
 
-CORES: Mapping[str, _Core] = {
-    "cortex-m4": _core(
+CORES: Mapping[str, _CoreTimings] = {
+    "cortex-m4": _make_core(
         64e6,
         ((1, 1, 1), (1, 1, 1), (2, 7, 12), (1, 1.5, 2), (1, 1, 2), (1, 1, 1), (1, 1.25, 2), (14, 14, 15), (1, 1, 1)),
-        _all(1), (1, 2, 3), (3, 3, 4),
+        _exactly(1), (1, 2, 3), (3, 3, 4),
     ),
-    "cortex-m0plus": _core(
-        48e6, (*map(_all, (1, 1, 1, 2, 2, 1, 1, 1, 1)),), _all(1), (1, 1.5, 3), _all(1)
+    "cortex-m0plus": _make_core(
+        48e6, (*map(_exactly, (1, 1, 1, 2, 2, 1, 1, 1, 1)),), _exactly(1), (1, 1.5, 3), _exactly(1)
     ),
-    "cortex-m7": _core(
+    "cortex-m7": _make_core(
         216e6,
         ((0.5, 0.75, 1), (0.5, 1, 2), (2, 7, 12), (0.5, 0.75, 2), (0.5, 1, 1), (0.5, 1, 1), (0.5, 1, 3), (3, 16, 18),
          (0.5, 1, 3)),
         (0.5, 1, 1), (0, 1, 4), (0.5, 1, 3),
     ),
 }  # fmt: skip
-"""By target."""
+"""Timings by target."""
 
 
-def core(target: str) -> _Core:
-    """The timings of `target`. Raises `OptionError` where there are none."""
+def core(target: str) -> _CoreTimings:
+    """Return the timings of `target`. Raise `OptionError` where there are none."""
     if target not in CORES:
         raise OptionError(
-            f"--on {target}: its cycles can't be modelled from instructions; there are {', '.join(CORES)} (on this "
-            "machine, poetopt profile without --on measures)"
+            f"--on {target}: there is no model of its cycles; choose {', '.join(CORES)} (without --on, poetopt profile "
+            "measures this machine)"
         )
     return CORES[target]
 
 
 def weigh(target: str, image: Image, flash: bytes) -> Weights:
-    """Columns: instructions, those of each of `CLASSES`, and cycles in quarters, low, middle and high.
+    """Return columns of weights: instructions, each of `CLASSES`, and cycles in quarters, low, middle and high.
 
-    Raises `BackendUnavailableError` without capstone.
+    Raise `BackendUnavailableError` without capstone.
     """
-    found = np.zeros((len(flash) // 2, 1 + len(CLASSES) + len(LEVELS)), np.uint64)
+    weights = np.zeros((len(flash) // 2, 1 + len(CLASSES) + len(LEVELS)), np.uint64)
     timings = core(target)
     for address, name, operands in instructions(image):
         kind, cycles = timed(timings, name, operands)
-        row = found[address // 2]
+        row = weights[address // 2]
         row[0] = row[1 + CLASSES.index(kind)] = 1
         row[-len(LEVELS) :] = [round(UNIT * c) for c in cycles]
-    return found
+    return weights
 
 
-def timed(timings: _Core, mnemonic: str, operands: str) -> tuple[str, Cycles]:
-    """The class of an instruction, and what it takes where no branch is taken."""
+def timed(timings: _CoreTimings, mnemonic: str, operands: str) -> tuple[str, Cycles]:
+    """Return the class of an instruction, and its cycles where no branch is taken."""
     name = mnemonic.partition(".")[0]
-    kind = _class(name, operands)
+    kind = _class_of(name, operands)
     cycles = timings.classes[kind]
     if name.startswith(("vmla", "vmls", "vfma", "vfms", "vnml", "vfnm")):
         cycles = timings.fused
     if count := words(name, operands):
-        cycles = _plus(timings.classes["branch"], _times(timings.word, count))  # one, and one a word
-    if name in ("bl", "blx") and timings.classes["load"] == _all(2):  # a Cortex-M0+'s bl takes three
-        cycles = _plus(cycles, timings.word)
+        cycles = _add_cycles(timings.classes["branch"], _scale_cycles(timings.word, count))  # one cycle, and one a word
+    if name in ("bl", "blx") and timings.classes["load"] == _exactly(2):  # a Cortex-M0+'s bl takes three
+        cycles = _add_cycles(cycles, timings.word)
     return kind, cycles
 
 
-def _class(name: str, operands: str) -> str:
+def _class_of(name: str, operands: str) -> str:
     if name.startswith("v"):
         if name.startswith(("vldr", "vldm", "vpop")):
             return "load"
@@ -258,9 +263,9 @@ def _class(name: str, operands: str) -> str:
     return "arithmetic"
 
 
-def _plus(a: Cycles, b: Cycles) -> Cycles:
+def _add_cycles(a: Cycles, b: Cycles) -> Cycles:
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
-def _times(a: Cycles, count: int) -> Cycles:
+def _scale_cycles(a: Cycles, count: int) -> Cycles:
     return a[0] * count, a[1] * count, a[2] * count

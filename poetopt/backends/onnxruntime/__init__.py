@@ -1,4 +1,4 @@
-"""Executing a plan on onnxruntime, node by node, inside one arena, and checking it against ordinary training.
+"""Execution of a plan on onnxruntime, node by node, inside one arena, with a check against ordinary training.
 
 Its names load on first use, so that importing the package stays cheap.
 """

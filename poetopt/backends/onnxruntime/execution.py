@@ -1,4 +1,4 @@
-"""Describes what an execution showed: whether two runs agree, bit by bit, and what it took."""
+"""Results of an execution: whether two runs agree bit by bit, memory and time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
 
 class Checks(Figures):
-    """The verdicts on a run beside ordinary training; what they rest on is for the dataclass to hold.
+    """Verdicts on a run compared with ordinary training; subclasses are dataclasses with the figures.
 
+    Attributes
+    ----------
     bit_identical
         Whether all results are bit for bit those of ordinary training; None where none was compared.
     budget_bytes
-        What the plan had to keep to.
+        Budget of the plan.
     measured_peak_bytes
-        What it took; None where the platform can't measure it.
+        Measured peak; None where the platform can't measure it.
     """
 
     bit_identical: bool | None
@@ -34,23 +36,25 @@ class Checks(Figures):
 
     @property
     def within_budget(self) -> bool:
-        """Says whether the measured peak keeps the budget; true where it could not be measured."""
+        """Whether the measured peak keeps the budget; True where it could not be measured."""
         return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
 
     @property
     def ok(self) -> bool:
-        """Says whether the run passed all checks."""
+        """Whether the run passed all checks."""
         return self.bit_identical is not False and self.within_budget
 
 
 @dataclass(frozen=True)
 class BitComparison:
-    """Holds what two runs have in common.
+    """Comparison of the tensors of two runs.
 
+    Attributes
+    ----------
     different
-        Names of the tensors that differ in at least one bit, in the order asked for.
+        Names of the tensors that differ in at least one bit, in the requested order.
     max_abs_diff
-        The largest difference of two numbers; infinite where one of them is, or is no number, and the other isn't.
+        Largest difference of two numbers; infinite where one of them is infinite or NaN, and the other isn't.
     """
 
     different: tuple[str, ...]
@@ -58,21 +62,21 @@ class BitComparison:
 
     @property
     def identical(self) -> bool:
-        """Says whether all bits agree."""
+        """Whether all bits agree."""
         return not self.different
 
     def joined(self, other: BitComparison) -> BitComparison:
-        """Gives what holds of both comparisons."""
+        """Return the comparison of both together."""
         names = dict.fromkeys((*self.different, *other.different))
         return BitComparison(tuple(names), max(self.max_abs_diff, other.max_abs_diff))
 
 
-def compare(mine: Mapping[str, Array], theirs: Mapping[str, Array], names: Sequence[str]) -> BitComparison:
+def compare(ours: Mapping[str, Array], reference: Mapping[str, Array], names: Sequence[str]) -> BitComparison:
     """Compare the tensors `names` of two runs by their bytes, so that a NaN equals the same NaN."""
     different: list[str] = []
     largest = 0.0
     for name in names:
-        a, b = mine[name], theirs[name]
+        a, b = ours[name], reference[name]
         if a.shape == b.shape and a.dtype == b.dtype and np.array_equal(_bytes(a), _bytes(b)):
             continue
         different.append(name)
@@ -88,61 +92,62 @@ def _difference(a: Array, b: Array) -> float:
     if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     left, right = a.astype(np.float64), b.astype(np.float64)
-    same = (left == right) | (np.isnan(left) & np.isnan(right))
+    is_equal = (left == right) | (np.isnan(left) & np.isnan(right))
     with np.errstate(invalid="ignore"):
-        gaps = np.where(same, 0.0, np.abs(left - right))
+        gaps = np.where(is_equal, 0.0, np.abs(left - right))
     return float(np.nan_to_num(gaps, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Execution(Checks):
-    """A scheduled step beside ordinary training on the same batch.
+    """A scheduled step compared with ordinary training on the same batch.
 
+    Attributes
+    ----------
     bit_identical
         Whether loss, gradients and statistics of the scheduled step are bit for bit those of the unscheduled one.
     different
         Names of those that are not.
     gradients, statistics, updated
-        How many parameter gradients, BatchNormalization statistics, and parameters and optimizer's states that the step
-        updates, were compared.
+        Number of compared parameter gradients, of BatchNormalization statistics, and of updated parameters and
+        optimizer states.
     max_abs_diff
-        The largest difference of two numbers.
+        Largest difference of two numbers.
     budget_bytes
-        What the plan had to keep to.
+        Budget of the plan.
     arena_bytes
-        The one buffer that holds every tensor of the step but the resident ones.
+        Size of the one buffer that has every tensor of the step but the resident ones.
     kernel_workspace_bytes
-        The most that kernels held at once outside the arena, measured; None where the platform can't.
+        Most bytes that kernels held at once outside the arena, measured; None where the platform can't.
     measured_peak_bytes
-        The sum of both; None likewise.
+        Sum of both; None likewise.
     high_water_bytes
-        The arena, and the most that a process has resident beside it in a step: what is live at once, and what the
-        allocator holds of what kernels freed. The operating system counts it, page by page; None likewise.
+        Arena, and the most other memory of the process that is resident in a step: live memory, and freed memory that
+        the allocator keeps. The operating system counts it, page by page; None likewise.
     store_all_peak_bytes
-        What the same order takes when nothing is recomputed or paged.
+        Peak of the same order without recomputation or paging.
     step_s, store_all_step_s, fused_step_s
-        Median seconds of the scheduled step, of the unscheduled one in an arena of its own, and of the graph as one
-        session.
+        Median seconds of the scheduled step, of the unscheduled one in its own arena, and of the graph as one session.
     waited_share
-        The share of the time of measuring for which others had the processors; it is not in those seconds.
+        Share of the measuring time for which other processes had the processors; those seconds don't count it.
     bytes_paged
         Bytes of whole tensors moved to and from storage in one step.
     bytes_streamed
-        Bytes that operators stream from there and to it, slice by slice.
+        Bytes that operators stream to and from storage, slice by slice.
     transfer_s
         Median seconds that all of this takes in a step, checksums included.
     fused_bit_identical
-        Whether the graph as one session gives the same bits.
+        Whether the graph as one session is bit-identical.
     outputs, loss
-        How many outputs a network without loss has, which were compared; else 0, and the value of the loss.
+        Number of compared outputs of a network without loss; else 0, and the value of the loss.
     threads, sessions, versions
-        Threads of each session, how many distinct ones there were, and the libraries that took part.
+        Threads of each session, number of distinct sessions, and versions of the libraries.
     results
-        The loss and each `<parameter>.grad`, or each `<parameter>.new` where the step updates parameters, as the
-        scheduled step computed them. The loss is called `loss`, or as in the training graph (`loss.2`) where the model
-        has a tensor of that name.
+        Loss and each `<parameter>.grad`, or each `<parameter>.new` where the step updates parameters, as the scheduled
+        step computed them. The loss is called `loss`, or as in the training graph (`loss.2`) where the model has a
+        tensor of that name.
     batch
-        What it was computed from.
+        Batch from which they were computed.
     """
 
     bit_identical: bool
@@ -176,7 +181,7 @@ class Execution(Checks):
 
     @property
     def message(self) -> str:
-        """Gives what failed, in one sentence; empty where nothing did."""
+        """Failure in one sentence; empty where nothing failed."""
         if not self.bit_identical:
             count = max(1, self.outputs) + self.gradients + self.statistics + self.updated
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
@@ -187,31 +192,28 @@ class Execution(Checks):
             )
         if not self.within_budget:
             return (
-                f"the step was measured to take {self.measured_peak_bytes:,} B ({self.arena_bytes:,} B arena, "
-                f"{self.kernel_workspace_bytes:,} B allocated by kernels beside it), more than the budget of "
+                f"the step took {self.measured_peak_bytes:,} B by measurement ({self.arena_bytes:,} B arena and "
+                f"{self.kernel_workspace_bytes:,} B allocated by kernels), more than the budget of "
                 f"{self.budget_bytes:,} B; solve with a larger --ram"
             )
         return ""
 
 
 def save_results(execution: Execution, path: str | os.PathLike[str]) -> None:
-    """Write batch, loss and gradients as an `.npz` file, whole or not at all.
-
-    Raises `OutputError` where that can't be done.
-    """
+    """Write batch, loss and gradients as an `.npz` file, atomically. Raise `OutputError` where that fails."""
     save_arrays({**execution.batch, **execution.results}, path)
 
 
 def save_arrays(arrays: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
-    """Write arrays by name as an `.npz` file, whole or not at all. Raises `OutputError` where that can't be done."""
-    # numpy.savez would take some names for its own arguments ("file").
-    with replacing(path) as place, zipfile.ZipFile(place, "w", allowZip64=True) as archive:
+    """Write arrays by name as an `.npz` file, atomically. Raise `OutputError` where that fails."""
+    # numpy.savez would mistake some names for its own arguments ("file")
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                found = np.asanyarray(array)
-                if not found.flags.c_contiguous or found.dtype.hasobject:
-                    np.lib.format.write_array(entry, found, allow_pickle=False)
+                contiguous = np.asanyarray(array)
+                if not contiguous.flags.c_contiguous or contiguous.dtype.hasobject:
+                    np.lib.format.write_array(entry, contiguous, allow_pickle=False)
                     continue
                 # not by write_array, which copies up to 16 MiB at a time
-                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(found))
-                entry.write(found.reshape(-1).view(np.uint8).data)
+                np.lib.format.write_array_header_1_0(entry, np.lib.format.header_data_from_array_1_0(contiguous))
+                entry.write(contiguous.reshape(-1).view(np.uint8).data)

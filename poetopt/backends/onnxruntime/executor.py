@@ -1,4 +1,4 @@
-"""Run a plan inside one arena, and ordinary training beside it, and compare bit by bit."""
+"""Run a plan inside one arena, and ordinary training for comparison, and compare them bit by bit."""
 
 from __future__ import annotations
 
@@ -51,57 +51,70 @@ def execute(
 ) -> Execution:
     """Execute `plan` on onnxruntime and check it against ordinary training on the same batch.
 
+    Parameters
+    ----------
     plan
-        A plan with offsets, of a problem that was made of a training graph.
+        Plan with offsets, of a problem that was made from a training graph.
     graph
         That graph; by default the one in the plan's problem.
     ram_bytes
-        The budget for arena and kernels; by default what the plan takes.
+        Budget for arena and kernels; by default what the plan needs.
     data
-        A batch: arrays by input name, or an `.npz` file of them; by default a random one, drawn with `seed`.
+        Batch: arrays by input name, or an `.npz` file of them; by default a random one, drawn with `seed`.
     workdir
-        Where the paging file lies during the execution; by default the system's temporary folder.
+        Folder of the paging file during the execution; by default the system's temporary folder.
     threads
-        Threads of each session. What kernels allocate is only planned for one.
+        Threads of each session. The plan's reserve for kernels holds for one thread only.
     told
-        Called with what is done next, never while a clock runs.
+        Called with the next piece of work, never while a clock runs.
 
-    Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ModelError` for data that don't
-    fit, `ExecutionError` where a kernel or the storage fails. A failed comparison is no error: see `Execution.ok`.
+    Returns
+    -------
+    Execution
+        A failed comparison raises nothing: see `Execution.ok`.
+
+    Raises
+    ------
+    PlanError
+        The plan can't be executed, or exceeds the budget by its own figures.
+    ModelError
+        The data don't fit the network's inputs.
+    ExecutionError
+        A kernel or the storage fails.
     """
-    chosen, problem = graph_of(plan, graph), plan.problem
-    joint = chosen.joint
+    training_graph, problem = graph_of(plan, graph), plan.problem
+    joint = training_graph.joint
     names = joint.results
-    made = Prepared(plan, chosen, whole(joint), {})
-    with ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told) as step:
+    prepared = Prepared(plan, training_graph, whole(joint), {})
+    with ScheduledStep(prepared, ram_bytes=ram_bytes, workdir=workdir, threads=threads, told=told) as step:
         program, sessions, simulation = step.program, step.sessions, step.simulation
-        batch = batch_of(chosen.whole, data, seed)
-        fed, batch = batch, program.carried.take(batch)
-        told("ordinary training, to compare with")
-        reference = reference_of(NodeByNode, chosen, sessions, program.begun, names)
+        batch = batch_of(training_graph.whole, data, seed)
+        whole_batch, batch = batch, program.carried.take(batch)
+        told("running ordinary training for comparison")
+        reference = reference_of(NodeByNode, training_graph, sessions, program.begun, names)
 
         def results() -> Mapping[str, Array]:
             return {name: program.result(name) for name in names}
 
         before = _checksum(program.region)
-        theirs = reference.run(batch)
-        told("the schedule, with all that it frees poisoned")
+        ordinary = reference.run(batch)
+        told("running the schedule with freed memory poisoned")
         program.run_checked(batch)
         if _checksum(program.region) != before:
             raise ExecutionError(
-                "a kernel has written over a parameter or constant; please report it with the plan file"
+                "a kernel has overwritten a parameter or constant; please report it with the plan file"
             )
-        comparison = compare(results(), theirs, names)
-        told("the schedule once more")
+        comparison = compare(results(), ordinary, names)
+        told("running the schedule again")
         program.load(batch)
         program.run()
-        comparison = comparison.joined(compare(results(), theirs, names))
-        mine = {name: array.copy() for name, array in results().items()}
-        times, waited, fused_same = _race(program, sessions, batch, names, mine, told)
+        comparison = comparison.joined(compare(results(), ordinary, names))
+        scheduled = {name: array.copy() for name, array in results().items()}
+        times, waited_share, fused_identical = _time_steps(program, sessions, batch, names, scheduled, told)
         told("timing transfers")
         with Stopwatch() as clock:
             transfer_s = transfer_seconds(program, batch, clock)
-        told("measuring what the process holds in a step")
+        told("measuring the memory of the process in a step")
         load, arena = partial(program.load, batch), program.arena.nbytes
         memory = memory_beside(program.acts, load, arena, problem.reserve_bytes, paced(told))
     import onnx
@@ -120,13 +133,13 @@ def execute(
         step_s=times["scheduled"],
         store_all_step_s=times["store_all"],
         fused_step_s=times["fused"],
-        waited_share=waited,
+        waited_share=waited_share,
         bytes_paged=simulation.bytes_paged,
         bytes_streamed=simulation.bytes_streamed,
         transfer_s=transfer_s,
-        fused_bit_identical=fused_same,
+        fused_bit_identical=fused_identical,
         outputs=len(joint.targets) if joint.forward_only else 0,
-        loss=None if joint.forward_only else float(mine[joint.loss].reshape(-1)[0]),
+        loss=None if joint.forward_only else float(scheduled[joint.loss].reshape(-1)[0]),
         threads=threads,
         sessions=len(sessions),
         versions={
@@ -135,77 +148,77 @@ def execute(
             "numpy": np.__version__,
             "python": platform.python_version(),
         },
-        results={shown: mine[name] for shown, name in joint.shown_results.items()},
-        batch=fed,
+        results={shown: scheduled[name] for shown, name in joint.shown_results.items()},
+        batch=whole_batch,
     )
 
 
 def _checksum(region: ResidentRegion) -> tuple[int, ...]:
-    """Of all that a step may only read."""
-    read = (array for name, array in region.given.items() if name not in region.first)
-    return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in read)
+    """Return checksums of all tensors that a step must not write."""
+    read_only = (array for name, array in region.given.items() if name not in region.first)
+    return tuple(zlib.crc32(array.reshape(-1).view(np.uint8).data) for array in read_only)
 
 
 def store_all_program(program: Program | Parted) -> Program | Parted:
-    """The step that computes each operator once and moves nothing, in an arena of its own.
+    """Return the step that computes each operator once and moves nothing, in its own arena.
 
-    It is what the schedule's time is to be compared with: the same kernels and bindings, and all that differs is the
-    schedule. (Node by node in memory of the runtime's, a step takes a fifth to a half longer.)
+    It is the baseline of the schedule's time: kernels and bindings are the same, and only the schedule differs. (Node
+    by
+    node in memory of the runtime's, a step takes a fifth to a half longer.)
     """
     plan = lay_out(store_all(program.plan.problem))
     arena, kernels = MappedBlock(arena_bytes(plan)), program.kernels
     assert isinstance(kernels, Sessions)
-    made = program_of(plan, program.graph, arena, program.region, kernels.of, program.pages)
-    made.carried.used = program.carried.used
-    return made
+    baseline = program_of(plan, program.graph, arena, program.region, kernels.of, program.pages)
+    baseline.carried.used = program.carried.used
+    return baseline
 
 
-def _race(
+def _time_steps(
     program: Program | Parted,
     sessions: Sessions,
     batch: Batch,
     names: tuple[str, ...],
-    mine: Mapping[str, Array],
+    scheduled: Mapping[str, Array],
     told: Told,
 ) -> tuple[Mapping[str, float], float, bool]:
-    """Median seconds of the three steps, the share that was waiting, and whether the fused one gives the same bits."""
-
+    """Return median seconds of the three steps, the share of waiting, and whether the fused step is bit-identical."""
     rounds = count(1)
     pace = paced(told)
 
-    def prepared(one: Program | Parted) -> Callable[[], Callable[[], object]]:
+    def preparer(program_to_time: Program | Parted) -> Callable[[], Callable[[], object]]:
         def prepare() -> Callable[[], object]:
             pace(f"timing steps: run {next(rounds)}")
-            one.load(batch)
-            return one.run
+            program_to_time.load(batch)
+            return program_to_time.run
 
         return prepare
 
-    told("the step as one session")
+    told("running the step as one session")
     fused = reference_of(Fused, program.graph, sessions, program.begun, names)
-    same = compare(mine, fused.run(batch), names).identical
+    is_identical = compare(scheduled, fused.run(batch), names).identical
 
-    def whole() -> Callable[[], object]:
+    def prepare_fused() -> Callable[[], object]:
         fused.redraw()
         return lambda: fused.run(batch)
 
-    steps = {"scheduled": prepared(program), "store_all": prepared(store_all_program(program)), "fused": whole}
+    steps = {"scheduled": preparer(program), "store_all": preparer(store_all_program(program)), "fused": prepare_fused}
     with Stopwatch() as clock:
-        return alternate(steps, clock=clock), clock.share, same
+        return alternate(steps, clock=clock), clock.share, is_identical
 
 
 def transfer_seconds(program: Program | Parted, batch: Batch, clock: Stopwatch) -> float:
-    """Median seconds that all transfers of one step take together, over up to nine steps."""
-    paged = program.transfers
-    found: list[float] = []
+    """Return the median seconds that all transfers of one step take together, over up to nine steps."""
+    transfers = program.transfers
+    totals_s: list[float] = []
     start = time.perf_counter()
-    # transfers are timed in this many steps, or in as many as begin in this many seconds
-    while paged and len(found) < 9 and (not found or time.perf_counter() - start < 4.0):
+    # at most nine steps, or as many as begin within four seconds
+    while transfers and len(totals_s) < 9 and (not totals_s or time.perf_counter() - start < 4.0):
         program.load(batch)
-        found.append(0.0)
+        totals_s.append(0.0)
         for k, act in enumerate(program.acts):
-            if k in paged:
-                found[-1] += clock.time(act)
+            if k in transfers:
+                totals_s[-1] += clock.time(act)
             else:
                 act()
-    return median(found) if found else 0.0
+    return median(totals_s) if totals_s else 0.0

@@ -1,26 +1,22 @@
-"""Describes what a step takes: seconds, and bytes that kernels allocate beside the arena.
+"""Memory and time of a step: bytes that kernels allocate outside the arena, and seconds.
 
-Bytes are counted by the operating system, so that nobody's allocation is missed: while a node runs, the C library is
-asked to keep what is freed instead of giving it back, so that every page it touched is still resident after
-it; then it gives all back before the next. What is resident more than at the start of the step, at most,
-is the peak, in units of a page. It takes glibc and Linux.
+The operating system counts bytes, so that no allocation is missed. While a node runs, the C library keeps freed memory
+instead of returning it, so that every page that the node touched is still resident after it; then all free memory is
+returned before the next node. The peak is the most that is resident beyond the start of the step, in units of a page.
+It needs glibc and Linux.
 
-To count what is resident takes milliseconds, more than most nodes. A page becomes resident by a fault, and how many
-faults there were is known at once; so it is counted only where a node with that many pages could matter.
+Counting resident memory takes milliseconds, more than most nodes. A page becomes resident by a fault, and the number
+of faults is known at once. So memory is counted only where a node with that many pages could matter.
 
-The C library's allocator, kept from holding what kernels are done with.
+Kernels take scratch memory from `malloc`. Memory that they free stays with the process: a kernel that finds the gap too
+small takes new pages, so that a step of resnet18-cifar holds 3.9 MB where no kernel takes more than 1.2. `malloc_trim`
+returns all free pages, in about 0.1 ms. A step calls it before a kernel that could otherwise exceed the plan's reserve
+(`poetopt.backends.step.program`). It needs glibc; elsewhere nothing is called.
 
-Kernels take scratch memory from `malloc`. What they free stays with the process: the next kernel that finds the gap too
-small takes new pages beside it, so that a step of resnet18-cifar holds 3.9 MB where no kernel takes more than 1.2.
-`malloc_trim` gives all free pages back, in about 0.1 ms. A step calls it before a kernel that could else bring the sum
-over the plan's reserve (`poetopt.backends.step.program`). It takes glibc; elsewhere nothing is called.
-
-A clock for measurements on a machine that others use as well.
-
-What is measured runs in one thread. Whenever others have all processors, that thread waits, and a clock on the wall
-goes on: on a machine with four times as much to do as it has processors, a step seemed to take three times as long.
-Linux counts each thread's waiting for a processor (`/proc/thread-self/schedstat`, the second figure); waiting for
-storage is not in it. Elsewhere the clock is the one on the wall.
+Measured code runs in one thread. Whenever other processes have all processors, that thread waits, and a wall clock goes
+on: on a machine with four times as much to do as it has processors, a step seemed to take three times as long. Linux
+counts each thread's waiting for a processor (`/proc/thread-self/schedstat`, the second figure), without waiting for
+storage. Elsewhere the clock is a wall clock.
 """
 
 from __future__ import annotations
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
 
 @cache
 def give_back() -> Callable[[], object] | None:
-    """Gives what returns all free pages to the system; None where the C library has no such function."""
+    """Return a function that returns all free pages to the system; None where the C library has none."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):
@@ -62,9 +58,9 @@ T = TypeVar("T")
 
 
 class Stopwatch:
-    """Seconds that pass while this thread has a processor, or waits for something else than one; a context manager.
+    """Clock that doesn't count waiting for a processor; a context manager.
 
-    To be read by the thread that opened it.
+    The thread that opened it must read it.
     """
 
     def __init__(self, path: str = SCHEDSTAT) -> None:
@@ -85,11 +81,11 @@ class Stopwatch:
 
     @property
     def counts(self) -> bool:
-        """Says whether the system tells of waiting; to be asked before the clock is closed."""
+        """Whether the system counts waiting. Read it before the clock is closed."""
         return self._file >= 0
 
     def waited(self) -> float:
-        """Seconds for which this thread has waited for a processor since it began; 0 where the system doesn't tell."""
+        """Return seconds for which this thread has waited for a processor so far; 0 where the system doesn't count."""
         if self._file < 0:
             return 0.0
         try:
@@ -98,37 +94,37 @@ class Stopwatch:
             return 0.0
 
     def timed(self, wall_s: float, waited_s: float) -> float:
-        """Seconds of something that took `wall_s`, of which the thread waited `waited_s`; it counts for `share`."""
+        """Return the seconds of work that took `wall_s`, of which the thread waited `waited_s`; add both to `share`."""
         waited_s = min(max(waited_s, 0.0), wall_s)
         self._wall_s += wall_s
         self._waited_s += waited_s
         return wall_s - waited_s
 
     def call(self, act: Callable[[], T]) -> tuple[T, float]:
-        """Gives what `act` gives, and the seconds that it took."""
+        """Return the result of `act`, and its seconds."""
         waited_s = self.waited()
         begin = time.perf_counter()
-        given = act()
+        result = act()
         wall_s = time.perf_counter() - begin
-        return given, self.timed(wall_s, self.waited() - waited_s)
+        return result, self.timed(wall_s, self.waited() - waited_s)
 
     def time(self, act: Callable[[], object]) -> float:
-        """The seconds that `act` takes."""
+        """Return the seconds of `act`."""
         return self.call(act)[1]
 
     @property
     def share(self) -> float:
-        """The share of the wall's seconds of all that was timed for which others had the processors."""
+        """Share of all timed wall seconds for which other processes had the processors."""
         return self._waited_s / self._wall_s if self._wall_s > 0 else 0.0
 
 
 def told(share: float) -> str:
-    """That share in words; empty where it is too small to be felt."""
-    # from this share of waiting on, people are told
+    """Return that share in words; empty where it is too small to matter."""
+    # a smaller share isn't reported
     if share < 0.05:
         return ""
     words = f"others had the processors for {share:.0%} of that time, not counted"
-    # from this share on, what the others leave in the caches is felt in the seconds that do count (up to a fifth)
+    # from this share on, the others' use of the caches slows the counted seconds, too (up to a fifth)
     return words if share < 0.5 else f"{words}; caches suffer too, so measure again on a freer machine"
 
 
@@ -139,78 +135,85 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -2, -3, -4
 _PR_SET_THP_DISABLE = 41
 
 LEAST, SECONDS = 3, 4.0
-"""What is as expected is run this many times, or as often as fits into this many seconds; where nothing is expected,
-until this many runs have left the peak as it was."""
+"""Passes, or seconds, where the peak is as expected. Without an expectation, the passes end once the peak was the same
+in this many of them."""
 MOST, MOST_SECONDS = 15, 60.0
-"""The same where it is not as expected."""
+"""Passes, or seconds, where the peak is above the expected one."""
 
 
 def peak_beside_bytes(acts: Sequence[Act], prepare: Act, *, expected: int | None = None) -> int | None:
-    """The most bytes that a step holds at once beyond what is allocated already; None where that can't be measured.
+    """Return the most bytes that a step holds at once beyond what is allocated already; None without measurement.
 
+    Parameters
+    ----------
     acts
-        The step, node by node.
+        Actions of the step, node by node.
     prepare
         Called before each pass, unmeasured.
     expected
-        What is above this is measured again, up to `MOST` passes: it may be the neighbourhood's doing.
+        A higher peak is measured again, up to `MOST` passes: other allocations of the process may have caused it.
     """
-    found = _least(_passes(acts, prepare, each=False), expected)
-    return None if found is None else max(found, default=0)
+    bytes_by_act = _least_of_passes(_passes(acts, prepare, each=False), expected)
+    return None if bytes_by_act is None else max(bytes_by_act, default=0)
 
 
 def beside_each_bytes(acts: Sequence[Act], prepare: Act) -> tuple[int, ...] | None:
-    """The same for each node: the bytes that it allocates beyond what is allocated already."""
-    return _least(_passes(acts, prepare, each=True), None)
+    """Return the bytes that each node allocates beyond what is allocated already; None without measurement."""
+    return _least_of_passes(_passes(acts, prepare, each=True), None)
 
 
 def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
-    """The most that the process has resident in a step beyond what it had before it; None where that can't be measured.
+    """Return the most that becomes resident in a step; None without measurement.
 
-    Nothing is given back between the acts but where the step does it itself (`give_back`), so that this is
-    what is live and all that an allocator may hold beside it: the highest mark of any process that takes such steps.
+    Between the actions only the step itself returns memory (`give_back`). So the figure counts live memory and all that
+    an
+    allocator may keep: the highest mark of any process that takes such steps.
 
+    Parameters
+    ----------
     acts, prepare
         As in `peak_beside_bytes`.
     """
-    gives_back = give_back()
-    with _keeping_malloc() as trim, paused(), _Resident() as resident:
+    give_back_act = give_back()
+    with _keep_freed_memory() as trim, paused(), _ResidentCounter() as resident:
         if trim is None or resident.bytes() is None:
             return None
-        found: list[int] = []
+        marks: list[int] = []
         for _ in range(LEAST):
             prepare()
             trim()
-            found.append(_highest(acts, gives_back, resident))
-    return min(found)
+            marks.append(_highest(acts, give_back_act, resident))
+    return min(marks)
 
 
-def _highest(acts: Sequence[Act], gives_back: Act | None, resident: _Resident) -> int:
-    """The most that a pass that begins now holds above the least that was there before."""
+def _highest(acts: Sequence[Act], give_back_act: Act | None, resident: _ResidentCounter) -> int:
+    """Return the most that a pass from now on holds above its least resident memory."""
     faulted = _fault_counter()
     low = held = resident.bytes() or 0
     most, faults = 0, faulted()
     for act in acts:
-        if act is not gives_back:
+        if act is not give_back_act:
             act()
             continue
         if held + faulted() - faults - low > most:  # counting takes longer than most acts
             most = max(most, (resident.bytes() or 0) - low)
         act()
-        # What was there before the step may be given back in it.
+        # memory from before the step may be returned in it
         held = resident.bytes() or 0
         low, faults = min(low, held), faulted()
     return max(most, (resident.bytes() or 0) - low)
 
 
 def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> int | None:
-    """Arena and high-water mark together; None where that can't be measured.
+    """Return arena and high-water mark together; None without measurement.
 
-    What is live at once is held, too. Passes of their own measure both, each in whole pages, so the mark is at least
-    that.
+    Live memory is held, too. Separate passes measure both, each in whole pages, so the mark is at least the live
+    memory.
 
+    Parameters
+    ----------
     high_water, live
-        Of `high_water_bytes` and `peak_beside_bytes`.
+        Results of `high_water_bytes` and `peak_beside_bytes`.
     """
     return None if high_water is None else arena_bytes + max(high_water, live or 0)
 
@@ -218,8 +221,10 @@ def held_bytes(arena_bytes: int, high_water: int | None, live: int | None) -> in
 def memory_beside(
     acts: Sequence[Act], load: Act, arena_bytes: int, expected: int, told: Told = silent
 ) -> Mapping[str, Any]:
-    """Measure what kernels and allocator hold in steps that `load` prepares: figures of `Execution`, by name.
+    """Measure the memory of kernels and allocator in steps that `load` prepares: figures of `Execution`, by name.
 
+    Parameters
+    ----------
     expected
         As for `peak_beside_bytes`.
     """
@@ -228,7 +233,7 @@ def memory_beside(
     load()
 
     def prepare() -> None:
-        told(f"measuring what kernels allocate: pass {next(passes)}")
+        told(f"measuring the memory of kernels: pass {next(passes)}")
         load()
 
     live = peak_beside_bytes(acts, prepare, expected=expected)
@@ -239,70 +244,70 @@ def memory_beside(
     }
 
 
-def _least(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:
-    """Gives what is counted for each node: the least of several passes; None if there are none.
+def _least_of_passes(passes: Generator[tuple[int, ...], None, None], expected: int | None) -> tuple[int, ...] | None:
+    """Return the least figure of each node over several passes; None if there are none.
 
-    Whatever else happens in the process can only add: a few bytes that stay pin a whole page, and pages that were given
-    back are counted again.
+    Other work of the process can only add: a few bytes that stay pin a whole page, and pages that were returned are
+    counted again.
     """
     start = time.perf_counter()
     least: tuple[int, ...] | None = None
-    alike, before = 0, -1
+    n_unchanged, last_peak = 0, -1
     with closing(passes):
-        for number, found in enumerate(passes, 1):
-            least = found if least is None else tuple(map(min, least, found))
+        for number, figures in enumerate(passes, 1):
+            least = figures if least is None else tuple(map(min, least, figures))
             peak = max(least, default=0)
-            alike, before = alike + 1 if peak == before else 1, peak
-            gone = time.perf_counter() - start
+            n_unchanged, last_peak = n_unchanged + 1 if peak == last_peak else 1, peak
+            elapsed_s = time.perf_counter() - start
             if expected is None:
-                done = alike >= LEAST or gone > SECONDS
+                is_done = n_unchanged >= LEAST or elapsed_s > SECONDS
             elif peak <= expected:
-                done = number >= LEAST or gone > SECONDS
+                is_done = number >= LEAST or elapsed_s > SECONDS
             else:
-                done = number >= MOST or gone > MOST_SECONDS
-            if done:
+                is_done = number >= MOST or elapsed_s > MOST_SECONDS
+            if is_done:
                 break
     return least
 
 
 def _passes(acts: Sequence[Act], prepare: Act, *, each: bool) -> Generator[tuple[int, ...], None, None]:
-    """For each pass, without end, the bytes resident after each act beyond those before the first.
+    """Yield for each pass, without end, the bytes resident after each action beyond those before the first.
 
-    Unless `each` is asked for, what can't be the most of all is only bounded, from above.
+    Unless `each` is set, an action that can't be the peak gets only an upper bound.
     """
-    with _keeping_malloc() as trim, paused(), _Resident() as resident:
+    with _keep_freed_memory() as trim, paused(), _ResidentCounter() as resident:
         if trim is None or resident.bytes() is None:
             return
-        faulted = _fault_counter()
+        fault_bytes = _fault_counter()
         while True:
-            # Room for the figures is made before they are taken.
-            extra = [0] * len(acts)
+            # the list is allocated before the measurement
+            figures = [0] * len(acts)
             prepare()
             trim()
-            before = resident.bytes() or 0
+            base = resident.bytes() or 0
             bound = most = 0
             for k, act in enumerate(acts):
-                faults = faulted()
+                faults = fault_bytes()
                 act()
-                bound += faulted() - faults
+                bound += fault_bytes() - faults
                 if bound <= most:
-                    extra[k] = bound
+                    figures[k] = bound
                     trim()
                     continue
-                extra[k] = max(0, (resident.bytes() or 0) - before)
-                most = 0 if each else max(most, extra[k])
+                figures[k] = max(0, (resident.bytes() or 0) - base)
+                most = 0 if each else max(most, figures[k])
                 trim()
-                # What was there before the step may be given back in it.
+                # memory from before the step may be returned in it
                 held = resident.bytes() or 0
-                before = min(before, held)
-                bound = held - before
-            yield tuple(extra)
+                base = min(base, held)
+                bound = held - base
+            yield tuple(figures)
 
 
 def _fault_counter() -> Callable[[], int]:
-    """A counter of the bytes of all pages that became resident so far.
+    """Return a counter of the bytes of all pages that became resident so far.
 
-    Where the system doesn't count, a step of the counter is more than any memory.
+    Where the system doesn't count, each call adds more than any memory.
     """
     from resource import RUSAGE_SELF, getpagesize, getrusage
 
@@ -316,8 +321,8 @@ def _fault_counter() -> Callable[[], int]:
         before = faulted()
         for place in range(0, len(fresh), page):
             fresh[place] = 1
-        counts = faulted() - before >= pages * page
-    return faulted if counts else count(step=1 << 62).__next__
+        is_counting = faulted() - before >= pages * page
+    return faulted if is_counting else count(step=1 << 62).__next__
 
 
 def alternate(
@@ -328,18 +333,21 @@ def alternate(
     most: int = 15,
     clock: Stopwatch | None = None,
 ) -> Mapping[str, float]:
-    """Median seconds of each of several steps, run in turns so that a slow moment of the machine hits all of them.
+    """Return median seconds of several steps, run in turns so that a slow moment of the machine hits all of them.
 
-    In a training a step follows itself, here another one. Of a short one that is felt (bert-tiny, 11 ms: a tenth), for
-    the other has left its own data in the caches; so short steps run once unmeasured before each timing.
+    In training a step follows itself; here it follows another one, which leaves its own data in the caches. That slows
+    short steps (bert-tiny, 11 ms: by a tenth), so they run once unmeasured before each timing.
 
+    Parameters
+    ----------
     steps
         By name: a function that prepares a run, untimed, and returns what to time.
     seconds
-        About how long all of it may take; each step runs at most `most` times, and at least `least` times unless
-        that takes four times as long.
+        Approximate limit of all of it; each step runs at most `most` times, and at least `least` times unless that
+        takes
+        four times as long.
     clock
-        Learns for how much of the time others had the processors, which isn't in the seconds.
+        Records the share of time for which other processes had the processors; those seconds don't count.
     """
     if clock is None:
         with Stopwatch() as own:
@@ -349,12 +357,12 @@ def alternate(
     with paused():
         for turn in range(most):
             for name in _rotated(tuple(steps), turn):
-                # steps as short as this run once more before each timing
+                # steps of up to 0.1 s run once more before each timing
                 if times[name] and times[name][-1] <= 0.1:
                     steps[name]()()
                 times[name].append(clock.time(steps[name]()))
-            gone = time.perf_counter() - start
-            if (turn + 1 >= least or gone > 4 * seconds) and gone * (turn + 2) / (turn + 1) > seconds:
+            elapsed_s = time.perf_counter() - start
+            if (turn + 1 >= least or elapsed_s > 4 * seconds) and elapsed_s * (turn + 2) / (turn + 1) > seconds:
                 break
     return {name: median(found) for name, found in times.items()}
 
@@ -363,14 +371,14 @@ def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:
     return (*names[turn % len(names) :], *names[: turn % len(names)])
 
 
-class _Resident:
-    """Counts the anonymous memory of this process that is resident, page by page, not from the kernel's rough sums."""
+class _ResidentCounter:
+    """Counter of the process's resident anonymous memory, page by page, not from the kernel's rough sums."""
 
     def __init__(self) -> None:
         self._buffer = bytearray(4096)
         self._file = -1
 
-    def __enter__(self) -> _Resident:
+    def __enter__(self) -> _ResidentCounter:
         if os.path.exists(_RESIDENT):
             self._file = os.open(_RESIDENT, os.O_RDONLY)
         return self
@@ -380,18 +388,18 @@ class _Resident:
             os.close(self._file)
 
     def bytes(self) -> int | None:
-        """The number of bytes; None where the system doesn't say."""
+        """Return the number of bytes; None where the system doesn't tell."""
         if self._file < 0:
             return None
-        # A buffer of our own: reading must not allocate what it counts.
+        # a preallocated buffer: reading must not allocate memory that it counts
         count = os.preadv(self._file, [self._buffer], 0)
         place = self._buffer.find(_FIELD, 0, count)
         return int(self._buffer[place + len(_FIELD) : self._buffer.index(b"kB", place)]) * 1024 if place >= 0 else None
 
 
 @contextmanager
-def _keeping_malloc() -> Iterator[Act | None]:
-    """Make the C library keep freed memory; gives the function that returns all that is free now, or None."""
+def _keep_freed_memory() -> Iterator[Act | None]:
+    """Make the C library keep freed memory; yield the function that returns all free memory, or None."""
     try:
         libc = ctypes.CDLL(None)
         mallopt, trim, prctl = libc.mallopt, libc.malloc_trim, libc.prctl
@@ -401,13 +409,13 @@ def _keeping_malloc() -> Iterator[Act | None]:
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)
     mallopt(_M_TOP_PAD, 0)
-    # A huge page counts as a whole, however little of it is used.
+    # without huge pages: one counts as a whole, however little of it is used
     prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0)
     try:
         yield lambda: trim(0)
     finally:
         prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
-        # What was set can't be unset; these are about where glibc's own end up in a process that uses much memory.
+        # the settings can't be unset; these are about glibc's own in a process that uses much memory
         mallopt(_M_MMAP_MAX, 65536)
         mallopt(_M_MMAP_THRESHOLD, 32 * 1024 * 1024)
         mallopt(_M_TRIM_THRESHOLD, 64 * 1024 * 1024)

@@ -1,7 +1,7 @@
-"""A step made ready by one process and taken by another, which neither reads the model nor imports what reads it.
+"""A prepared step, which another process loads without reading the model or importing what reads it.
 
-A folder holds all of it: the values that training begins with, side by side in one file that is mapped, and everything
-else, pickled. It is for the processes of one run, on one machine: nobody else can read or write it.
+A folder has all of it: one file with the values that training begins with, side by side, which is mapped; and
+everything else, pickled. It is for the processes of one run, on one machine: nobody else can read or write it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ VALUES, FED, STEP = "values.bin", "fed.bin", "step.pickle"
 
 
 class Mapped(Mapping[str, "Array"]):
-    """Arrays in a file by name, each mapped when it is asked for: read-only, aligned, and gone with the last view.
+    """Arrays in a file by name, each mapped on access: read-only, aligned, and unmapped with the last view.
 
+    Parameters
+    ----------
     places
         Offset in the file, numpy's name of the type, and shape.
     """
@@ -50,7 +52,7 @@ class Mapped(Mapping[str, "Array"]):
 
     @classmethod
     def write(cls, path: Path, arrays: Mapping[str, Array]) -> Mapped:
-        """Write arrays one after another. Raises OSError where the disk is full."""
+        """Write arrays one after another. Raise `OSError` where the disk is full."""
         places: dict[str, tuple[int, str, tuple[int, ...]]] = {}
         with path.open("wb") as file:
             for name, array in arrays.items():
@@ -62,22 +64,24 @@ class Mapped(Mapping[str, "Array"]):
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds what a step is made of.
+    """Prepared step.
 
+    Attributes
+    ----------
     plan
-        Of a problem with that graph.
+        Plan of a problem with `graph`.
     graph
-        With arrays that have shape and type alone.
+        Graph whose arrays have only shape and type.
     first
-        The values that training begins with; of tables by rows, all rows.
+        Values that training begins with; of tables by rows, all rows.
     models
-        See `Sessions`.
+        ONNX models of the sessions, as in `Sessions`.
     ram_bytes
-        The budget that the plan was made for, where that is known.
+        Budget of the plan, where it is known.
     fed
-        A batch, or a data set, by the names of the graph's inputs, where it was made ready, too.
+        Batch, or data set, by the graph's input names, where one was prepared, too.
     folder
-        Where it lies, where it was read from a folder.
+        Folder from which the step was loaded.
     """
 
     plan: Plan
@@ -98,61 +102,65 @@ class Prepared:
         fed: Mapping[str, Array] | None = None,
         written: bool = False,
     ) -> Prepared:
-        """The step of a plan in this process.
+        """Return the step of a plan in this process.
 
+        Parameters
+        ----------
         written
-            Whether the models of sessions are written now, and not one by one as they are needed.
+            Whether to write the sessions' models now, and not one by one as they are needed.
         """
         bare = _bare(graph)
-        alone = replace(plan, problem=replace(plan.problem, graph=bare))
+        bare_plan = replace(plan, problem=replace(plan.problem, graph=bare))
         first = {**graph.joint.values, **{name: table.values for name, table in graph.joint.rows.items()}}
         models: Mapping[tuple[str, ...], bytes] = {}
         if written:
             models = Sessions(graph.joint).written(slice_nodes(plan, Places(graph, plan.problem, Sessions.runtime)))
-        return cls(alone, bare, first, models, ram_bytes, fed)
+        return cls(bare_plan, bare, first, models, ram_bytes, fed)
 
     def save(self, folder: Path) -> None:
-        """Write it for another process. Raises OSError where that can't be done."""
+        """Write the step for another process. Raise `OSError` where it can't be written."""
         mapped = Mapped.write(folder / VALUES, self.first)
-        fed = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
-        graph = replace(self.graph)  # without what was worked out of it
+        fed_places = None if self.fed is None else Mapped.write(folder / FED, self.fed).places
+        graph = replace(self.graph)  # without cached properties
         plan = replace(self.plan, problem=replace(self.plan.problem, graph=graph))
         with (folder / STEP).open("wb") as file:
-            _Pickler(file, pickle.HIGHEST_PROTOCOL).dump((plan, self.ram_bytes, graph, mapped.places, fed, self.models))
+            _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(
+                (plan, self.ram_bytes, graph, mapped.places, fed_places, self.models)
+            )
 
     @classmethod
     def load(cls, folder: Path) -> Prepared:
         """Read what `save` wrote."""
         with (folder / STEP).open("rb") as file:
-            plan, ram_bytes, graph, places, given, models = pickle.load(file)
-        fed = None if given is None else Mapped(folder / FED, given)
+            plan, ram_bytes, graph, places, fed_places, models = pickle.load(file)
+        fed = None if fed_places is None else Mapped(folder / FED, fed_places)
         return cls(plan, graph, Mapped(folder / VALUES, places), models, ram_bytes, fed, folder)
 
 
 class _Pickler(pickle.Pickler):
-    """Writes of an array without memory its shape and type."""
+    """Pickler that writes only shape and type of an array without memory."""
 
     def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, np.ndarray) and obj.strides and not any(obj.strides):
-            return _shape, (obj.shape, obj.dtype)
+            return _array_without_memory, (obj.shape, obj.dtype)
         return NotImplemented
 
 
 def _bare(graph: TrainingGraph) -> TrainingGraph:
-    """`graph` with arrays that have shape and type alone, and no memory, but where sessions read their values."""
+    """Return `graph` with arrays without memory, except values that sessions read."""
     sessions = Sessions(graph)
     values = {
-        name: np.array(array) if sessions.embeds(name) else _shape(array.shape, array.dtype)
+        name: np.array(array) if sessions.embeds(name) else _array_without_memory(array.shape, array.dtype)
         for name, array in graph.values.items()
     }
     rows = {
-        name: replace(table, values=_shape(table.values.shape, table.values.dtype))
+        name: replace(table, values=_array_without_memory(table.values.shape, table.values.dtype))
         for name, table in graph.rows.items()
     }
     closing = None if graph.closing is None else _bare(graph.closing)
     return replace(graph, values=values, rows=rows, closing=closing)
 
 
-def _shape(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array of that shape without memory."""
+def _array_without_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array of that shape that takes no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)

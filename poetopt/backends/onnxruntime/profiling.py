@@ -1,18 +1,17 @@
-"""Measuring this machine: operators and transfers where they run in a step, energy where the system counts it.
+"""Measure this machine: times of operators and transfers as in a step, and energy where the system counts it.
 
-Each operator is timed within whole training steps in an arena, as the executor runs them, so that what it reads is
-where it would be (in the cache or not) and holds what it would hold. Operators of one signature are one sample; what
-whole steps take beyond the sum of those samples' medians is spread over them. Waiting for a processor that others have
-is in no figure.
-Energy is RAPL's counter over the steps less idling, where the system lets it be read; it is too coarse for single
-operators, which get their time x that power.
+Each operator is timed within whole training steps in an arena, as the executor runs them. So the operator's inputs have
+their real values, and lie in the cache or not as in training. Operators of one signature are one sample. The time of
+whole steps beyond the sum of those samples' medians is spread over them. No figure contains waiting for a processor
+that other processes have. Energy is RAPL's counter over the steps less idling, where the system lets it be read. It is
+too coarse for single operators, which get their time x that power.
 
-How fast tensors come and go between the arena and a file, as the executor moves them: checksums included.
+Transfers between the arena and a file are timed as the executor makes them, checksums included.
 
-Nothing is synced, so what is measured is the system's page cache wherever memory is free for it. There a transfer is a
-copy, and how long a copy takes depends on what the processor's caches hold: one right after the other, transfers took
-half of what they take in a step of resnet18-cifar, and two thirds in one of bert-tiny. So other work can be done
-between any two that are timed; but what is written out was just made.
+Nothing is synced, so the system's page cache is measured wherever memory is free for it. There a transfer is a copy,
+and its time depends on the contents of the processor's caches. One right after the other, transfers took half of their
+time in a step of resnet18-cifar, and two thirds of that in one of bert-tiny. So other work can be done between any two
+timed transfers; but data that is written out was just computed.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from poetopt.plan.layout import arena_bytes, lay_out
 from poetopt.plan.schedule import Schedule
 
 SIZES = (4096, 65536, 524288, 2097152, 8388608)
-"""Sizes of the transfers that the storage is measured with."""
+"""Bytes of the transfers by which the storage is measured."""
 
 
 def storage(
@@ -58,43 +57,48 @@ def storage(
     clock: Stopwatch | None = None,
     between: Callable[[], object] | None = None,
 ) -> StorageProfile:
-    """Latency and rate of transfers to and from a file: by least squares of relative errors over several sizes.
+    """Return latency and rate of transfers to and from a file, by least squares of relative errors over several sizes.
 
+    Parameters
+    ----------
     workdir
-        The folder whose storage is measured; by default the system's temporary one.
+        Folder whose storage is measured; by default the system's temporary one.
     rounds
-        Transfers of each size that are timed each way, at least.
+        Minimum number of timed transfers of each size in each direction.
     between
-        What to do before each transfer, untimed.
+        Called before each transfer, untimed.
 
-    Raises ExecutionError where the storage fails.
+    Raises
+    ------
+    ExecutionError
+        The storage fails.
     """
     if clock is None:
         with Stopwatch() as own:
             return storage(workdir, rounds=rounds, clock=own, between=between)
-    taken: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
+    samples: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
     with PageFile({str(nbytes): nbytes for nbytes in SIZES}, None if workdir is None else Path(workdir)) as pages:
         for nbytes in SIZES:
             source, target = np.random.default_rng(0).integers(0, 256, (2, nbytes), np.uint8)
-            found: dict[str, list[float]] = {"out": [], "in": []}
+            times_s: dict[str, list[float]] = {"out": [], "in": []}
             for _ in range(rounds + 1):
-                for way, move, buffer in (("out", pages.write, source), ("in", pages.read, target)):
+                for direction, move, buffer in (("out", pages.write, source), ("in", pages.read, target)):
                     if between is not None:
                         between()
-                    if way == "out":
-                        source += 1  # a plan writes a tensor out right after it was computed
-                    found[way].append(clock.time(partial(move, str(nbytes), buffer)))
-            for way, times in found.items():
-                taken[way].append((nbytes, median(times[1:])))  # at first the file's blocks are new
-    out_s, out_rate = fit(taken["out"])
-    in_s, in_rate = fit(taken["in"])
+                    if direction == "out":
+                        source += 1  # a plan writes a tensor out right after its computation
+                    times_s[direction].append(clock.time(partial(move, str(nbytes), buffer)))
+            for direction, times in times_s.items():
+                samples[direction].append((nbytes, median(times[1:])))  # the first transfer allocates the file's blocks
+    out_s, out_rate = fit(samples["out"])
+    in_s, in_rate = fit(samples["in"])
     return StorageProfile(
         page_in_latency_s=in_s, page_in_bytes_per_s=in_rate, page_out_latency_s=out_s, page_out_bytes_per_s=out_rate
     )
 
 
 def machine() -> str:
-    """Processor, system and architecture in words."""
+    """Return a description of processor, system and architecture."""
     return f"{_processor()}, {platform.system()} {platform.machine()}"
 
 
@@ -108,8 +112,8 @@ def _processor() -> str:
 
 
 APART, APART_S = 0.05, 0.003
-"""How far apart transfers are timed: a share of a step, as where a plan pages a handful of tensors, and at most APART_S
-seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with what transfers of three networks' plans took in a step."""
+"""Gap between timed transfers: a share of a step, as where a plan pages a handful of tensors, and at most APART_S
+seconds. Of 2, 5 and 10 ms, 2 and 5 agreed best with the transfers of three networks' plans in a step."""
 
 Listener = Callable[[str], None]
 
@@ -125,37 +129,44 @@ def profile(
 ) -> Profile:
     """Measure this machine with one model's training step.
 
+    It needs the memory of the whole step, and one thread.
+
+    Parameters
+    ----------
     graph
-        The training graph; each of its distinct operators is measured.
+        Training graph; each of its distinct operators is measured.
     power_w
         Watts of computing, where the system doesn't tell. Without both, the device's power counts when solving.
     workdir
-        The folder whose storage is measured; by default the system's temporary one.
+        Folder whose storage is measured; by default the system's temporary one.
     seconds, steps
         Steps are timed until there are this many, or this many seconds are over; at least two.
 
-    Takes the memory of the whole step, and one thread. Raises ExecutionError where a kernel or the storage fails.
+    Raises
+    ------
+    ExecutionError
+        A kernel or the storage fails.
     """
     keys = signatures(graph)
     with Stopwatch() as clock:
-        times, spaces, watts, transfers = _measured(graph, workdir, seconds, steps, seed, clock)
+        times, kernel_bytes, watts, transfers = _measure(graph, workdir, seconds, steps, seed, clock)
         counts = clock.counts
     samples: dict[str, list[float]] = {}
     workspace: dict[str, int] = {}
-    for name, found in times.items():
-        samples.setdefault(keys[name], []).extend(found)
-        if (extra := spaces.get(name)) is not None:
+    for name, operator_times in times.items():
+        samples.setdefault(keys[name], []).extend(operator_times)
+        if (extra := kernel_bytes.get(name)) is not None:
             workspace[keys[name]] = max(extra, workspace.get(keys[name], 0))
     seconds_of = typical_seconds(times, keys)
-    # what an operator takes at least: a clock that saw nothing pass can't tell less
+    # at least a nanosecond: the clock can't resolve less
     operators = {
         key: OperatorProfile(
             time_s=max(seconds_of[key], 1e-9),
-            spread_s=quartile_spread(found),
-            runs=len(found),
+            spread_s=quartile_spread(operator_times),
+            runs=len(operator_times),
             workspace_bytes=workspace.get(key),
         )
-        for key, found in samples.items()
+        for key, operator_times in samples.items()
     }
     return Profile(
         about=_about(watts, power_w, clock.share, counts),
@@ -166,26 +177,33 @@ def profile(
 
 
 def typical_seconds(times: Mapping[str, Sequence[float]], keys: Mapping[str, str]) -> Mapping[str, float]:
-    """Seconds of each signature: medians, scaled so that all operators together take what the median step took.
+    """Return seconds of each signature: medians, scaled so that all operators together take the median step's time.
 
+    Parameters
+    ----------
     times
         Seconds of each operator, by name, in each of the steps.
     keys
-        The signature of each.
+        Signature of each operator.
 
-    An interruption hits few of the runs of any one operator, so medians don't see it, and some operator of every
-    step: without the scale, a step would be predicted too short wherever anything else runs.
+    Notes
+    -----
+    An interruption hits few of the runs of any one operator, so medians don't show it; but it hits some operator of
+    every
+    step. Without the scale, the predicted step would be too short wherever other processes run.
     """
     samples: dict[str, list[float]] = {}
-    for name, found in times.items():
-        samples.setdefault(keys[name], []).extend(found)
-    medians = {key: median(found) for key, found in samples.items()}
-    together = sum(medians[keys[name]] for name in times)
-    whole = median(map(sum, zip(*times.values(), strict=True)))
-    return {key: value * whole / together for key, value in medians.items()} if together > 0 else medians
+    for name, operator_times in times.items():
+        samples.setdefault(keys[name], []).extend(operator_times)
+    medians = {key: median(operator_times) for key, operator_times in samples.items()}
+    sum_of_medians = sum(medians[keys[name]] for name in times)
+    median_step = median(map(sum, zip(*times.values(), strict=True)))
+    return (
+        {key: value * median_step / sum_of_medians for key, value in medians.items()} if sum_of_medians > 0 else medians
+    )
 
 
-def _measured(
+def _measure(
     graph: TrainingGraph,
     workdir: str | os.PathLike[str] | None,
     seconds: float,
@@ -193,8 +211,8 @@ def _measured(
     seed: int,
     clock: Stopwatch,
 ) -> tuple[Mapping[str, list[float]], Mapping[str, int], float | None, StorageProfile]:
-    """Seconds of each operator in each step, bytes that its kernels allocate, watts where known, and transfers."""
-    # bytes don't depend on the device, and of the problem only bytes are used here
+    """Return seconds of each operator in each step, bytes that its kernels allocate, watts, and transfers."""
+    # this function reads only bytes of the problem, and those don't depend on the device
     problem = cost(graph, device("a72"))
     plan = lay_out(plan_of(problem, Schedule()))
     batch = random_batch(graph, seed)
@@ -211,12 +229,12 @@ def _measured(
         for turn in range(max(steps, 2)):
             program.load(batch)
             acts = program.acts
-            before, begin = counter.counted() if counter else 0.0, time.perf_counter()
-            found = _walk(acts, clock)
-            busy_s += time.perf_counter() - begin
+            before, begin_s = counter.counted() if counter else 0.0, time.perf_counter()
+            action_times = _time_actions(acts, clock)
+            busy_s += time.perf_counter() - begin_s
             joules += counter.counted() - before if counter else 0.0
             sums = dict.fromkeys(names, 0.0)
-            for owner, taken in zip(owners, found, strict=True):
+            for owner, taken in zip(owners, action_times, strict=True):
                 sums[owner] += taken
             for name, taken in sums.items():
                 times[name].append(taken)
@@ -225,41 +243,41 @@ def _measured(
         program.load(batch)
         each = beside_each_bytes(program.acts, lambda: program.load(batch))
         apart_s = min(busy_s / len(times[names[0]]) * APART, APART_S)
-        transfers = storage(workdir, clock=clock, between=partial(_work, _without_end(program, batch), apart_s))
-    spaces: dict[str, int] = {}
-    for owner, extra in zip(owners, each or (), strict=False):
-        spaces[owner] = max(extra, spaces.get(owner, 0))
+        transfers = storage(workdir, clock=clock, between=partial(_work_for, _repeat_steps(program, batch), apart_s))
+    kernel_bytes: dict[str, int] = {}
+    for owner, nbytes in zip(owners, each or (), strict=False):
+        kernel_bytes[owner] = max(nbytes, kernel_bytes.get(owner, 0))
     watts = joules / busy_s - idle_w if counter and busy_s else None
-    return times, spaces, watts if watts is not None and watts > 0 else None, transfers
+    return times, kernel_bytes, watts if watts is not None and watts > 0 else None, transfers
 
 
-def _without_end(program: Program, batch: Batch) -> Iterator[object]:
-    """Steps after steps, act by act."""
+def _repeat_steps(program: Program, batch: Batch) -> Iterator[object]:
+    """Repeat steps without end, action by action."""
     while True:
         program.load(batch)
         for act in program.acts:
             yield act()
 
 
-def _work(acts: Iterator[object], seconds: float) -> None:
+def _work_for(acts: Iterator[object], seconds: float) -> None:
     """Go on with `acts` until `seconds` are over."""
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         next(acts)
 
 
-def _walk(acts: Sequence[Callable[[], object]], clock: Stopwatch) -> list[float]:
-    """Seconds of each act of a step."""
-    now, waited = time.perf_counter, clock.waited
-    start = waited()
-    taken: list[tuple[float, float]] = []
+def _time_actions(acts: Sequence[Callable[[], object]], clock: Stopwatch) -> list[float]:
+    """Return the seconds of each action of a step."""
+    clock_s, waited_s_now = time.perf_counter, clock.waited
+    start = waited_s_now()
+    readings: list[tuple[float, float]] = []
     for act in acts:
-        begin = now()
+        begin = clock_s()
         act()
         # what the clock takes itself is between the acts
-        taken.append((now() - begin, waited()))
-    waits = [after - before for before, after in pairwise((start, *(after for _, after in taken)))]
-    return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(taken, waits, strict=True)]
+        readings.append((clock_s() - begin, waited_s_now()))
+    waits = [after - before for before, after in pairwise((start, *(after for _, after in readings)))]
+    return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(readings, waits, strict=True)]
 
 
 def _about(watts: float | None, power_w: float | None, waited_share: float, counts: bool) -> Mapping[str, str]:

@@ -1,12 +1,10 @@
-"""Ordinary training of the same graph, which the scheduled step is compared with.
+"""Ordinary training of the same graph, with which scheduled steps are compared.
 
-Two ways, and neither knows of plans, arenas or offsets: node by node in the graph's order, each node's outputs in
-memory that onnxruntime allocates and that goes when nobody holds it; and the whole graph as one session.
+There are two ways, and neither knows of plans, arenas or offsets. One runs node by node in the graph's order; each
+node's outputs lie in memory that onnxruntime allocates, until nobody refers to it. The other runs the whole graph as
+one session.
 
-Ordinary training of the same graph by the same updates, node by node, which scheduled steps are compared with.
-
-It knows of plans no more than `NodeByNode`. What a scheduled step left is known by digests, so that both needn't be in
-memory at once.
+Trainings are compared by digests of what each step left, so that both needn't be in memory at once.
 """
 
 from __future__ import annotations
@@ -53,8 +51,8 @@ Results = Mapping[str, "Array"]
 
 
 @dataclass(slots=True)
-class _Step:
-    """One node: how to run it, and which values go after it. Without a session it is a view of its first input."""
+class _NodeStep:
+    """One node: how to run it, and which values to drop after it. Without a session it is a view of its first input."""
 
     node: Node
     session: Any
@@ -64,12 +62,14 @@ class _Step:
 
 
 class NodeByNode:
-    """The training graph run one node after another; every value is a numpy array of its own.
+    """Training graph that runs one node after another; every value is a separate numpy array.
 
+    Parameters
+    ----------
     given
-        Parameters and constants, by name; each is asked for when a node reads it.
+        Parameters and constants, by name; each is looked up when a node reads it.
     kept
-        The tensors to return.
+        Names of the tensors to return.
     """
 
     def __init__(
@@ -80,34 +80,34 @@ class NodeByNode:
         self.given = given
         self.kept = tuple(kept)
         nodes = [node for operator in graph.operators for node in operator.nodes]
-        last = {name: k for k, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
-        staying = {*given, *kept}
+        last_use = {name: k for k, node in enumerate(nodes) for name in (*node.inputs, *node.outputs) if name}
+        never_dropped = {*given, *kept}
         dropped: dict[int, list[str]] = {}
-        for name, k in last.items():
-            if name not in staying:
+        for name, k in last_use.items():
+            if name not in never_dropped:
                 dropped.setdefault(k, []).append(name)
         self._steps = [self._step(node, tuple(dropped.get(k, ()))) for k, node in enumerate(nodes)]
 
-    def _step(self, node: Node, dropped: tuple[str, ...]) -> _Step:
+    def _step(self, node: Node, dropped: tuple[str, ...]) -> _NodeStep:
         if node.op_type in VIEW_OPS and not node.domain:
-            return _Step(node, None, (("", node.inputs[0]),), (("", node.outputs[0]),), dropped)
-        made = self.sessions.get(node)
-        return _Step(node, made.session, made.inputs, made.outputs, dropped)
+            return _NodeStep(node, None, (("", node.inputs[0]),), (("", node.outputs[0]),), dropped)
+        node_session = self.sessions.get(node)
+        return _NodeStep(node, node_session.session, node_session.inputs, node_session.outputs, dropped)
 
     def redraw(self, steps: int = 0) -> None:
-        """Let random nodes draw as they do in the step behind so many (`poetopt.backends.step.region`)."""
-        window, drawn = divmod(steps, WINDOW)
+        """Let random nodes draw as after `steps` steps (`poetopt.backends.step.region`)."""
+        seed_window, n_draws = divmod(steps, WINDOW)
         for step in self._steps:
             if step.session is None or not is_random(step.node):
                 continue
-            step.session = self.sessions.get(reseeded(step.node, window)).session
+            step.session = self.sessions.get(reseeded(step.node, seed_window)).session
             tensors = ((key, self.graph.tensors[name]) for key, name in step.inputs)
             feeds = {key: np.zeros(tensor.shape, numpy_dtype(tensor.dtype)) for key, tensor in tensors}
-            for _ in range(drawn):
+            for _ in range(n_draws):
                 step.session.run([key for key, _ in step.outputs], feeds)
 
     def run(self, batch: Batch) -> Results:
-        """One step; the tensors to keep, by name. Raises `ExecutionError` where a kernel fails."""
+        """Run one step; return the tensors to keep, by name. Raise `ExecutionError` where a kernel fails."""
         values: ChainMap[str, Array] = ChainMap(dict(batch), self.given)  # type: ignore[arg-type]
         tensors = self.graph.tensors
         for step in self._steps:
@@ -116,7 +116,7 @@ class NodeByNode:
                 values[name] = values[step.inputs[0][1]].reshape(tensors[name].shape)
             else:
                 try:
-                    made = ran(
+                    node_outputs = ran(
                         step.session,
                         [key for key, _ in step.outputs],
                         {key: values[name] for key, name in step.inputs},
@@ -126,7 +126,7 @@ class NodeByNode:
                     raise ExecutionError(
                         f"node {step.node.name!r} ({step.node.op_type}) failed: {first_line(error)}"
                     ) from error
-                for (_, name), value in zip(step.outputs, made, strict=True):
+                for (_, name), value in zip(step.outputs, node_outputs, strict=True):
                     values[name] = value
             for name in step.dropped:
                 del values[name]
@@ -134,12 +134,13 @@ class NodeByNode:
 
 
 class Fused:
-    """The training graph as one session, with what it computes for the given outputs.
+    """Training graph as one session, with all that it computes for the given outputs.
 
     Parameters and constants are inputs of the session, as they are of the sessions of single nodes: they change with
-    every step of a training, so a runtime can't prepare anything from their values.
+    every
+    step of a training, so a runtime can't prepare anything from their values.
 
-    Raises `ExecutionError` where onnxruntime can't load it.
+    Raise `ExecutionError` where onnxruntime can't load it.
     """
 
     def __init__(
@@ -173,12 +174,12 @@ class Fused:
             self._session = self._create()
 
     def run(self, batch: Batch) -> Results:
-        """One step; the outputs by name. Raises `ExecutionError` where a kernel fails."""
+        """Run one step; return the outputs by name. Raise `ExecutionError` where a kernel fails."""
         feeds = {**self.given, **batch}
-        made = explained(
+        values = explained(
             "the step as one session failed", lambda: ran(self._session, self.outputs, feeds, self.graph.tensors)
         )
-        return dict(zip(self.outputs, made, strict=True))
+        return dict(zip(self.outputs, values, strict=True))
 
 
 Reference = NodeByNode | Fused
@@ -186,19 +187,21 @@ Reference = NodeByNode | Fused
 
 def reference_of(
     kind: type[Reference], graph: TrainingGraph, sessions: Sessions, given: Mapping[str, Array], kept: Sequence[str]
-) -> Reference | _InParts:
-    """Ordinary training of a step, in one of the two ways; of a batch in parts, part after part.
+) -> Reference | _MicroBatches:
+    """Return ordinary training of a step, by one of the two classes; a split batch runs part by part.
 
+    Parameters
+    ----------
     sessions
-        For nodes that are alike.
+        Sessions to share between equal nodes.
     """
     if graph.parts == 1:
         return kind(graph, sessions.of(graph), given, kept)
-    return _InParts(kind, graph, sessions, given, kept)
+    return _MicroBatches(kind, graph, sessions, given, kept)
 
 
-class _InParts:
-    """The parts of a batch one after another, each with the sums that those before it left, and what follows them."""
+class _MicroBatches:
+    """Parts of a batch one after another, each with the sums of those before it, and the update phase."""
 
     def __init__(
         self,
@@ -213,8 +216,10 @@ class _InParts:
         self.values = dict(given)
         self._part = kind(graph, sessions.of(graph), self.values, graph.results)
         self._closing: Reference | None = None
-        if (last := graph.closing) is not None:
-            self._closing = kind(last, sessions.of(last), self.values, tuple(last.carried.values()))
+        if (update_graph := graph.closing) is not None:
+            self._closing = kind(
+                update_graph, sessions.of(update_graph), self.values, tuple(update_graph.carried.values())
+            )
         self._between: Callable[[int], object] = lambda part: None
 
     def each(self, between: Callable[[int], object]) -> None:
@@ -222,43 +227,45 @@ class _InParts:
         self._between = between
 
     def redraw(self, steps: int = 0) -> None:
-        """See `NodeByNode.redraw`; counts runs of a part."""
+        """Advance random nodes as `NodeByNode.redraw` does, by `steps` runs of a part."""
         self._part.redraw(steps)
 
     def run(self, batch: Batch) -> Results:
-        """One step from the given values; the tensors to keep, by name. Raises `ExecutionError`."""
-        self._go_on(self._first)
+        """Run one step from the given values; return the tensors to keep, by name. Raise `ExecutionError`."""
+        self._store(self._first)
         losses: list[Array] = []
-        made: dict[str, Array] = {}
+        results: dict[str, Array] = {}
         for number, part in enumerate(cut(self.graph, batch)):
             self._between(number)
-            found = self._part.run(part)
-            losses.append(found[self.graph.loss])
-            made.update(found)
-            self._go_on({old: found[new] for old, new in self.graph.carried.items()})
+            part_results = self._part.run(part)
+            losses.append(part_results[self.graph.loss])
+            results.update(part_results)
+            self._store({old: part_results[new] for old, new in self.graph.carried.items()})
         if self._closing is not None:
-            made.update(self._closing.run({}))
-        made[self.graph.loss] = mean_loss(losses)
-        return {name: made[name] for name in self.kept}
+            results.update(self._closing.run({}))
+        results[self.graph.loss] = mean_loss(losses)
+        return {name: results[name] for name in self.kept}
 
-    def _go_on(self, values: Mapping[str, Array]) -> None:
-        for given in (self.values, *(one.given for one in (self._part, self._closing) if one is not None)):
-            if isinstance(given, dict):
-                given.update({name: array for name, array in values.items() if name in given})
+    def _store(self, values: Mapping[str, Array]) -> None:
+        for known in (self.values, *(one.given for one in (self._part, self._closing) if one is not None)):
+            if isinstance(known, dict):
+                known.update({name: array for name, array in values.items() if name in known})
 
 
 @dataclass(frozen=True)
 class Witness:
-    """Holds what a step left.
+    """Record of a step for later comparison.
 
+    Attributes
+    ----------
     number
-        Which step, from 0.
+        Number of the step, from 0.
     loss
-        As a float.
+        Loss as a float.
     digests
-        Of what it left of each value that goes on, by name.
+        Digest of each value that goes on to the next step, by name.
     before
-        The values that it began with, in a file; None where they are those that the witness before it left, or the
+        Values that the step began with, in a file; None where they are those that the previous witness left, or the
         first ones.
     """
 
@@ -270,7 +277,7 @@ class Witness:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Holds what ordinary training says of so many steps, as `TrainingRun` has it; by default of none."""
+    """Comparison of steps with ordinary training; the fields are those of `TrainingRun`. By default of none."""
 
     reference_losses: tuple[float, ...] = ()
     bit_identical: bool | None = None
@@ -280,29 +287,33 @@ class Verdict:
 
 
 def digests(values: Mapping[str, Array]) -> Mapping[str, bytes]:
-    """Of the bytes of each value, by name."""
+    """Return the digest of each value, by name."""
     return {name: digest(values[name]) for name in values}
 
 
 def digest(array: Array) -> bytes:
-    """SHA-256 of its bytes."""
+    """Return the SHA-256 of an array's bytes."""
     return hashlib.sha256(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data).digest()
 
 
 class Ordinary:
-    """A training that goes on step by step, node by node.
+    """Training that goes on step by step, node by node.
 
-    held
-        All that steps read beside their batches, by name, as the last one left it; of tables, all rows.
-    number
-        How many steps led there.
-
+    Parameters
+    ----------
     first
-        What `held` is before the first step.
+        Values before the first step.
     lr
-        Of the plain descent behind a step that ends with gradients; None where nothing follows it.
+        Learning rate of plain descent after a step that ends with gradients; None where nothing follows it.
     run
-        The graph whose nodes are run, where it is another one.
+        Graph whose nodes run, where it isn't `graph`.
+
+    Attributes
+    ----------
+    held
+        All that steps read besides their batches, by name, as the last one left it; of tables, all rows.
+    number
+        Number of steps taken.
     """
 
     def __init__(
@@ -320,57 +331,57 @@ class Ordinary:
         rows = {name: np.zeros(joint.tensors[name].shape, self.held[name].dtype) for name in joint.rows}
         self._given = {**self.held, **rows}
         self.nodes = reference_of(NodeByNode, run or graph, sessions, self._given, joint.results)
-        if isinstance(self.nodes, _InParts):
-            self.nodes.each(self._drawing)
+        if isinstance(self.nodes, _MicroBatches):
+            self.nodes.each(self._redraw_at_window)
 
     @property
     def values(self) -> Mapping[str, Array]:
-        """All that goes on to the next step, by name; of tables, all rows."""
+        """All values that go on to the next step, by name; of tables, all rows."""
         return {name: self.held[name] for name in self.graph.saved}
 
     def say(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Let the optimizer's hyperparameters of these names be these numbers from the next step on."""
+        """Set the optimizer's hyperparameters of these names from the next step on."""
         for name, value in hyperparameters.items():
             if name in self.graph.hyperparameters:
                 self.held[self.graph.hyperparameters[name]][...] = value
 
     def load(self, values: Mapping[str, Array], steps: int) -> None:
-        """Go on from these values, behind so many steps."""
+        """Go on from these values, after `steps` steps."""
         for name, array in self.values.items():
             np.copyto(array, values[name])
         self.number = steps
         self.nodes.redraw(steps * self.graph.parts)
 
-    def _drawing(self, part: int) -> None:
-        """Let random nodes begin a new window, where they have drawn for one."""
+    def _redraw_at_window(self, part: int) -> None:
+        """Give random nodes a new seed, where a new window begins."""
         runs = self.number * self.graph.parts + part
         if runs and runs % WINDOW == 0:
             self.nodes.redraw(runs)
 
     def reads(self, batch: Batch) -> Batch:
-        """A batch as the nodes read it, once everything else is in place."""
+        """Return a batch as the nodes read it, once everything else is in place."""
         return batch
 
     def take(self, batch: Batch, call: Callable[[Callable[[], Results]], Results] = lambda run: run()) -> Results:
-        """Take a step by `call` around the nodes' run; its results by name, of tables the rows in use."""
-        read, used = taken(self.graph.joint, batch)
-        for name, rows in used.items():
+        """Take a step by `call` around the nodes' run; return its results by name, of tables the rows in use."""
+        graph_batch, used_rows = taken(self.graph.joint, batch)
+        for name, rows in used_rows.items():
             self._given[name].fill(0)
             self._given[name][: len(rows)] = self.held[name][rows]
         self.say({"step": self.number + 1})
         if self.graph.parts == 1:
-            self._drawing(0)
-        found = call(partial(self.nodes.run, self.reads(read)))
+            self._redraw_at_window(0)
+        results = call(partial(self.nodes.run, self.reads(graph_batch)))
         if self.lr is not None:
-            gradients = {name: found[made] for name, made in self.graph.gradients.items()}
+            gradients = {name: results[made] for name, made in self.graph.gradients.items()}
             descend({name: self._given[name] for name in gradients}, gradients, self.lr)
         for old, new in self.graph.saved.items():
             if new != old:
-                np.copyto(self._given[old], found[new])
-        for name, rows in used.items():
+                np.copyto(self._given[old], results[new])
+        for name, rows in used_rows.items():
             self.held[name][rows] = self._given[name][: len(rows)]
         self.number += 1
-        return found
+        return results
 
 
 def verify(
@@ -382,36 +393,38 @@ def verify(
 ) -> Verdict:
     """Take the steps of `witnesses` again, in ordinary training, and compare.
 
+    Parameters
+    ----------
     made
-        The step, or the folder that has it.
+        Step, or the folder that has it.
     batches
-        Gives what gives the batch of each step, from 0.
+        Returns a function that returns the batch of each step, from 0.
     """
     made = Prepared.load(made) if isinstance(made, Path) else made
-    sessions, get, pace = Sessions(made.graph, 1, made.models), batches(made), paced(told)
+    sessions, batch_of_step, pace = Sessions(made.graph, 1, made.models), batches(made), paced(told)
     training = Ordinary(made.graph, sessions, made.first, hyperparameters.get("lr", 0.0))
     training.say(hyperparameters)
     losses: list[float] = []
     times: list[float] = []
-    first, different = 0, tuple[str, ...]()
+    first_difference, different = 0, tuple[str, ...]()
     with Stopwatch() as clock:
 
         def timed(run: Callable[[], Results]) -> Results:
-            found, seconds = clock.call(run)
+            values, seconds = clock.call(run)
             times.append(seconds)
-            return found
+            return values
 
         for witness in witnesses:
             if witness.before is not None:
                 training.load(witness.before, witness.number)
-            losses.append(training.take(get(witness.number), timed)[made.graph.loss].item())
+            losses.append(training.take(batch_of_step(witness.number), timed)[made.graph.loss].item())
             pace(f"step {witness.number + 1:,} in ordinary training, loss {losses[-1]:.6g}")
-            if first:
+            if first_difference:
                 continue
-            found = digests(training.values)
-            wrong = [name for name, value in witness.digests.items() if found[name] != value]
+            values = digests(training.values)
+            differing = [name for name, value in witness.digests.items() if values[name] != value]
             if np.float64(losses[-1]).tobytes() != np.float64(witness.loss).tobytes():
-                wrong.insert(0, "loss")
-            if wrong:
-                first, different = witness.number + 1, tuple(wrong)
-    return Verdict(tuple(losses), not different, first, different, median(times))
+                differing.insert(0, "loss")
+            if differing:
+                first_difference, different = witness.number + 1, tuple(differing)
+    return Verdict(tuple(losses), not different, first_difference, different, median(times))

@@ -1,9 +1,9 @@
-"""One onnxruntime session for each distinct node: op, attributes and types. Shapes come with what is bound.
+"""One onnxruntime session for each distinct node: op, attributes and types. Bindings bring the shapes.
 
-Graph optimisation is off (it would fold training-mode BatchNormalization and remove Dropout), the
-session's own memory arena too: it would hold on to what kernels allocate, unseen. Small integer constants (axes,
-shapes, pads) are part of a session, all else is bound. Each session has one thread by default: with
-a pool for each session, more of them wait for each other.
+Graph optimisation is off (it would fold training-mode BatchNormalization and remove Dropout). The session's own memory
+arena is off, too: it would keep memory that kernels allocate, and hide it from measurement. Small integer constants
+(axes, shapes, pads) are part of a session, all else is bound. Each session has one thread by default: with a thread
+pool for each session, threads wait for each other.
 
 The onnx library writes the models of sessions. Where they are given (`Sessions.models`), it isn't imported: it takes as
 much memory as the sessions of a network.
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
 
 
 _SEED = re.compile(rb"(\x0a\x04seed\x15).{4}", re.DOTALL)
-"""The attribute `seed` in a model's bytes: its name (field 1), and behind it a float of 4 bytes (field 2)."""
+"""Attribute `seed` in a model's bytes: its name (field 1), followed by a float of 4 bytes (field 2)."""
 
 
 @cache
 def onnxruntime() -> ModuleType:
-    """The onnxruntime library. Raises `BackendUnavailableError` where it is not installed."""
+    """Return the onnxruntime library. Raise `BackendUnavailableError` where it is not installed."""
     try:
         import onnxruntime as library
     except ImportError as error:
         raise BackendUnavailableError(
             f"onnxruntime can't be imported ({error}); install it with: pip install onnxruntime"
         ) from error
-    found: ModuleType = library
-    return found
+    module: ModuleType = library
+    return module
 
 
 def session_options(threads: int) -> Any:
-    """Options that all sessions have in common."""
+    """Return the options that all sessions share."""
     options = onnxruntime().SessionOptions()
     options.graph_optimization_level = onnxruntime().GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # the graph's own order; by default a session goes back from its outputs, and keeps weight gradients for the end
+    # the graph's own order; by default a session searches back from its outputs, and runs weight gradients last
     options.execution_order = onnxruntime().ExecutionOrder.PRIORITY_BASED
     options.log_severity_level = 4
     if threads > 1:
@@ -69,23 +69,23 @@ def session_options(threads: int) -> Any:
 
 
 def is_random(node: Node) -> bool:
-    """Say if two runs of one session of `node` may differ."""
+    """Return whether two runs of one session of `node` may differ."""
     return op_of(node.op_type).random and not node.domain
 
 
 def first_line(error: BaseException) -> str:
-    """Gives what an error of onnxruntime says, on one line."""
+    """Return the message of an error of onnxruntime, on one line."""
     return " ".join(str(error).split())[:400] or type(error).__name__
 
 
 @cache
 def runtime_errors() -> tuple[type[Exception], ...]:
-    """The exceptions that onnxruntime raises; some derive from Exception alone."""
+    """Return the exceptions that onnxruntime raises; some derive from Exception alone."""
     state = vars(onnxruntime().capi.onnxruntime_pybind11_state)
-    own = [
+    exceptions = [
         state[name] for name in sorted(state) if isinstance(state[name], type) and issubclass(state[name], Exception)
     ]
-    return (RuntimeError, ValueError, *own)
+    return (RuntimeError, ValueError, *exceptions)
 
 
 _Names = tuple[tuple[str, str], ...]
@@ -94,10 +94,12 @@ _Names = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class _NodeSession:
-    """A session that runs one node.
+    """Session that runs one node.
 
+    Attributes
+    ----------
     inputs, outputs
-        (name in the session, name of the tensor), in order; absent and embedded ones are not here.
+        (name in the session, name of the tensor), in order, without absent and embedded ones.
     """
 
     session: Any
@@ -106,12 +108,14 @@ class _NodeSession:
 
 
 class Sessions:
-    """The sessions of a graph's nodes, made on first use and shared by all nodes that are alike.
+    """Sessions of a graph's nodes, created on first use and shared by equal nodes.
 
     They are the kernels of a step (`poetopt.backends.step.program.Kernels`).
 
+    Parameters
+    ----------
     models
-        The model of each node's session, where it was written before (`written`): by `key_of`.
+        Model of each node's session, by `key_of`, where `written` returned it before.
     """
 
     runtime = runtime
@@ -120,56 +124,58 @@ class Sessions:
         self.graph = graph
         self.threads = threads
         self.models = models or {}
-        self._made: dict[bytes, Any] = {}
+        self._created: dict[bytes, Any] = {}
 
     def __len__(self) -> int:
-        return len(self._made)
+        return len(self._created)
 
     def of(self, graph: Graph) -> Sessions:
-        """The sessions of another graph, which has those of nodes that are alike in common with this one.
+        """Return the sessions of another graph; both share those of equal nodes.
 
         A node that writes the same tensors as one of this graph must be that node.
         """
-        found = Sessions(graph, self.threads, self.models)
-        found._made = self._made
-        return found
+        sessions = Sessions(graph, self.threads, self.models)
+        sessions._created = self._created
+        return sessions
 
     def get(self, node: Node) -> _NodeSession:
-        """The session of `node`; for a random node a fresh one, which draws its first numbers (see `is_random`).
+        """Return the session of `node`; of a random node a new one, which draws its first numbers (see `is_random`).
 
-        Raises `ExecutionError` where onnxruntime has no kernel for it.
+        Raise `ExecutionError` where onnxruntime has no kernel for it.
         """
         bound, outputs, embedded = self._operands(node)
         model = self.models.get(key_of(node))
         if model is not None and is_random(node):
-            model = _seeded(model, _seed(node))
+            model = _with_seed(model, _seed_of(node))
         if model is None:
             model = self._model(node, bound, outputs, embedded)
         if is_random(node):
             return _NodeSession(self._create(node, model), bound, outputs)
-        if model not in self._made:
-            self._made[model] = self._create(node, model)
-        return _NodeSession(self._made[model], bound, outputs)
+        if model not in self._created:
+            self._created[model] = self._create(node, model)
+        return _NodeSession(self._created[model], bound, outputs)
 
     def written(self, further: Iterable[Node] = ()) -> Mapping[tuple[str, ...], bytes]:
-        """The models of all nodes that need a session of their own making; alike ones share their bytes.
+        """Return the models of all nodes, by `key_of`; equal models share their bytes.
 
+        Parameters
+        ----------
         further
-            Nodes beside the graph's.
+            Nodes that aren't the graph's.
         """
-        alike: dict[bytes, bytes] = {}
-        found = {}
+        unique: dict[bytes, bytes] = {}
+        models = {}
         nodes = (node for operator in self.graph.operators for node in (() if operator.view else operator.nodes))
         for node in chain(nodes, further):
             model = self._model(node, *self._operands(node))
-            found[key_of(node)] = alike.setdefault(model, model)
-        return found
+            models[key_of(node)] = unique.setdefault(model, model)
+        return models
 
     def _operands(self, node: Node) -> tuple[_Names, _Names, Mapping[str, str]]:
-        """Gives what is bound of its inputs, its outputs, and what is part of the session: by names in the session."""
+        """Return the bound inputs, the outputs, and the embedded inputs, by their names in the session."""
         inputs = tuple((f"i{k}", name) for k, name in enumerate(node.inputs) if name)
         outputs = tuple((f"o{k}", name) for k, name in enumerate(node.outputs) if name)
-        # ops whose integers are bound like all else: their sessions would differ in nothing else, and each takes 30 kB
+        # integers of these ops are bound, too: their sessions would differ in nothing else, and each takes 30 kB
         embedded = {
             key: name
             for key, name in inputs
@@ -178,21 +184,25 @@ class Sessions:
         return tuple((key, name) for key, name in inputs if key not in embedded), outputs, embedded
 
     def bound(self, node: Node, addresses: Mapping[str, int], shapes: Mapping[str, Tensor] | None = None) -> Act:
-        """Running `node` with everything bound to its address; a fill takes no session. Raises as `get`.
+        """Return an action that runs `node` with everything bound to its address; a fill needs no session.
 
+        Raise as `get` does.
+
+        Parameters
+        ----------
         shapes
-            The tensors as the node sees them, where they are not the graph's.
+            Tensors as the node sees them, where they differ from the graph's.
         """
-        fill = node.attributes.get("value")
-        if node.op_type == "ConstantOfShape" and isinstance(fill, np.ndarray):
-            return _filling(self.graph.tensors[node.outputs[0]], addresses[node.outputs[0]], fill)
-        prepared, tensors = self.get(node), self.graph.tensors if shapes is None else shapes
-        binding: Any = prepared.session.io_binding()
-        for key, name in prepared.inputs:
+        fill_value = node.attributes.get("value")
+        if node.op_type == "ConstantOfShape" and isinstance(fill_value, np.ndarray):
+            return _fill_action(self.graph.tensors[node.outputs[0]], addresses[node.outputs[0]], fill_value)
+        node_session, tensors = self.get(node), self.graph.tensors if shapes is None else shapes
+        binding: Any = node_session.session.io_binding()
+        for key, name in node_session.inputs:
             binding.bind_input(key, "cpu", 0, *_type(tensors[name]), addresses[name])
-        for key, name in prepared.outputs:
+        for key, name in node_session.outputs:
             binding.bind_output(key, "cpu", 0, *_type(tensors[name]), addresses[name])
-        return _run(prepared.session, binding)
+        return _run_action(node_session.session, binding)
 
     draws = staticmethod(is_random)
     give_back = staticmethod(measure.give_back)
@@ -200,10 +210,10 @@ class Sessions:
     reason = staticmethod(first_line)
 
     def embeds(self, name: str) -> bool:
-        """Says whether the tensor `name` is part of each session that reads it."""
+        """Return whether the tensor `name` is part of each session that reads it."""
         tensor = self.graph.tensors[name]
         constant = tensor.role is Role.CONSTANT and tensor.name in self.graph.values
-        # integer constants up to this size become part of their session
+        # integer constants of up to 64 elements become part of their session
         return constant and tensor.dtype in ("int64", "int32") and tensor.size <= 64
 
     def _model(
@@ -224,7 +234,7 @@ class Sessions:
 
         attributes = dict(node.attributes)
         if is_random(node) and node.op_type != "Dropout":
-            attributes["seed"] = _seed(node)
+            attributes["seed"] = _seed_of(node)
         canonical = replace(
             node,
             name="",
@@ -259,50 +269,55 @@ class Sessions:
 def check_runs(graph: TrainingGraph) -> None:
     """Raise `UnsupportedOpError` where onnxruntime has no kernel for a node of the network.
 
-    Only nodes of unusual types are loaded: each op has a kernel for float32, with operands of int64 and bool beside it.
-    Rules emit nodes that have one. For float64 and bfloat16 there is a note instead (`Runtime.notes`).
+    Only nodes of unusual types are loaded. Each op has a kernel for float32, with further operands of int64 and bool.
+    Rules emit nodes that have a kernel. For float64 and bfloat16 there is a note instead (`Runtime.notes`).
     """
     sessions, tensors = Sessions(graph), graph.tensors
     for operator in graph.operators:
         for node in () if operator.backward or operator.view else operator.nodes:
-            read = {tensors[name].dtype for name in node.inputs if name}
-            written = {tensors[name].dtype for name in node.outputs if name}
-            usual = read <= {"float32", "int64", "bool"} and "float32" in written
-            usual = usual or op_of(node.op_type).any_type
-            if usual or node.domain or node.op_type in VIEW_OPS or not (read | written).isdisjoint(FEW_KERNELS):
+            read_types = {tensors[name].dtype for name in node.inputs if name}
+            written_types = {tensors[name].dtype for name in node.outputs if name}
+            is_usual = read_types <= {"float32", "int64", "bool"} and "float32" in written_types
+            is_usual = is_usual or op_of(node.op_type).any_type
+            if (
+                is_usual
+                or node.domain
+                or node.op_type in VIEW_OPS
+                or not (read_types | written_types).isdisjoint(FEW_KERNELS)
+            ):
                 continue
             try:
                 sessions.get(node)
             except BackendUnavailableError:
-                return  # a plan is made without it
+                return  # planning doesn't need onnxruntime
             except ExecutionError as error:
                 types = ", ".join(tensors[name].dtype for name in node.inputs if name)
                 raise UnsupportedOpError(
                     f"{graph.source}: {error} (its inputs are {types}); export the model with other types, or plan "
-                    "with --runtime c where that has a kernel"
+                    "with --runtime c if that has a kernel"
                 ) from error
 
 
 def key_of(node: Node) -> tuple[str, ...]:
-    """Gives what a node is known by among those of a graph, and of its slices: what it does, writes, and reads."""
+    """Return the key of a node among those of a graph and of its slices: its op, outputs and inputs."""
     return (node.op_type, *node.outputs, "", *node.inputs)
 
 
-def _filling(tensor: Tensor, address: int, value: Array) -> Act:
-    place = memoryview((ctypes.c_char * tensor.nbytes).from_address(address))
-    return partial(np.frombuffer(place, numpy_dtype(tensor.dtype)).fill, value.reshape(-1)[0])
+def _fill_action(tensor: Tensor, address: int, value: Array) -> Act:
+    memory = memoryview((ctypes.c_char * tensor.nbytes).from_address(address))
+    return partial(np.frombuffer(memory, numpy_dtype(tensor.dtype)).fill, value.reshape(-1)[0])
 
 
-def _run(session: Any, binding: Any) -> Act:
-    """Running with a binding. What the library's Python wrapper keeps of one takes half as much again."""
-    inner, bare = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
-    if inner is None or bare is None:
+def _run_action(session: Any, binding: Any) -> Act:
+    """Return an action that runs a binding. The library's Python wrapper would keep half as much memory again."""
+    raw_session, raw_binding = getattr(session, "_sess", None), getattr(binding, "_iobinding", None)
+    if raw_session is None or raw_binding is None:
         return partial(session.run_with_iobinding, binding)
-    return partial(inner.run_with_iobinding, bare, None)
+    return partial(raw_session.run_with_iobinding, raw_binding, None)
 
 
 def _type(tensor: Tensor) -> tuple[object, list[int]]:
-    """Element type and shape as a binding takes them: onnx's number where numpy has no such type of its own."""
+    """Return element type and shape for a binding; types that numpy lacks are onnx's number."""
     dtype = numpy_dtype(tensor.dtype)
     if dtype.kind != "V" and tensor.dtype not in PACKED:
         return dtype.type, list(tensor.shape)
@@ -312,10 +327,12 @@ def _type(tensor: Tensor) -> tuple[object, list[int]]:
 
 
 def ran(session: Any, written: Sequence[str], feeds: Mapping[str, Array], tensors: Mapping[str, Tensor]) -> list[Array]:
-    """The outputs of a session; raises what onnxruntime raises.
+    """Return the outputs of a session; raise what onnxruntime raises.
 
+    Parameters
+    ----------
     feeds, tensors
-        Its inputs by name. Numpy knows no elements of less than a byte, so those are bound by their address.
+        Inputs by name. Inputs with elements of less than a byte are bound by address: numpy has no such type.
     """
     packed = {key for key in feeds if key in tensors and tensors[key].dtype in PACKED}
     if not packed:
@@ -333,19 +350,19 @@ def ran(session: Any, written: Sequence[str], feeds: Mapping[str, Array], tensor
     return [np.asarray(value) for value in binding.copy_outputs_to_cpu()]
 
 
-def _seed(node: Node) -> float:
-    """Gives what a random node draws by: its own seed, or one of its name."""
+def _seed_of(node: Node) -> float:
+    """Return the seed of a random node: its own, or a hash of its name."""
     return float(node.attributes.get("seed", zlib.crc32(node.name.encode()) % 2**20))  # type: ignore[arg-type]
 
 
-def _seeded(model: bytes, seed: float) -> bytes | None:
-    """A written model with another seed, without the onnx library; None where its seed isn't one float."""
-    found, count = _SEED.subn(lambda match: match[1] + struct.pack("<f", seed), model)
-    return found if count == 1 else None
+def _with_seed(model: bytes, seed: float) -> bytes | None:
+    """Return a written model with another seed, without the onnx library; None where its seed isn't one float."""
+    reseeded, count = _SEED.subn(lambda match: match[1] + struct.pack("<f", seed), model)
+    return reseeded if count == 1 else None
 
 
 def explained(what: str, action: Callable[[], Any]) -> Any:
-    """The result of `action`; onnxruntime's own errors become an `ExecutionError` that begins with `what`."""
+    """Return the result of `action`; turn onnxruntime's errors into an `ExecutionError` that begins with `what`."""
     try:
         return action()
     except runtime_errors() as error:

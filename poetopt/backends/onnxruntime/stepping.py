@@ -1,4 +1,4 @@
-"""One step of training after another by a plan, and nothing beside it.
+"""Training by a plan, step by step, without any comparison.
 
 Parameters, optimizer states and running statistics are updated in place, wherever the plan has them: in the resident
 region, in the arena, on storage.
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 STEP = "step"
-"""The hyperparameter that counts steps, from 1."""
+"""Hyperparameter that counts steps, from 1."""
 
 
 DESCENT = {"lr": 1e-3}
-"""Hyperparameters of the plain descent behind a step that ends with gradients, and their defaults."""
+"""Hyperparameters of plain descent after a step that ends with gradients, with their defaults."""
 
 
 def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> None:
-    """Raise OptionError for a hyperparameter that the optimizer has not, or a number that makes no sense."""
+    """Raise `OptionError` for a hyperparameter that the optimizer lacks, or a number out of its range."""
     from poetopt.autodiff.optimizers import CLIP
 
     check_trains(graph)
@@ -56,62 +56,73 @@ def check_hyperparameters(graph: TrainingGraph, given: Mapping[str, float]) -> N
             raise OptionError(f"--{name.replace('_', '-')} {value!r}: must be a number")
         option = f"--{name.replace('_', '-')} {value:g}"
         if name not in known or name == STEP:
-            has = ", ".join(n for n in known if n != STEP)
-            whose = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
+            names = ", ".join(n for n in known if n != STEP)
+            optimizer = "none (plain descent)" if graph.optimizer == "none" else graph.optimizer
             remedy = "--optimizer and --clip-norm" if name == CLIP else "another --optimizer"
-            raise OptionError(f"{option}: the plan's optimizer is {whose}, which has {has}; solve with {remedy}")
-        least, below = _RANGES.get(name, (0.0, math.inf))
+            raise OptionError(f"{option}: the plan's optimizer is {optimizer}, which has {names}; solve with {remedy}")
+        least, upper = _RANGES.get(name, (0.0, math.inf))
         try:
             value = float(np.float32(read_float32(value)))  # as the step has it
         except ValueError as error:
             raise OptionError(f"{option}: {error}") from None
         example = {**{"lr": "0.01", "eps": "1e-8"}, CLIP: "1.0"}.get(name, "")
-        if not (least <= value < below) or (example and value == 0):
-            sense = f"more than 0, as in {example}" if example else "0 or more"
-            sense = "at least 0 and less than 1, as in 0.9" if name in _RANGES else sense
-            raise OptionError(f"{option}: must be {sense}")
+        if not (least <= value < upper) or (example and value == 0):
+            range_text = f"more than 0, as in {example}" if example else "0 or more"
+            range_text = "at least 0 and less than 1, as in 0.9" if name in _RANGES else range_text
+            raise OptionError(f"{option}: must be {range_text}")
 
 
 _RANGES = {"momentum": (0.0, 1.0), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0)}
 
 
 def hyperparameters_of(graph: TrainingGraph, lr: float, momentum: float | None) -> Mapping[str, float]:
-    """Those of steps at one rate, by name; the optimizer's own momentum by default. Raises OptionError."""
-    own = momentum is not None and (momentum != 0 or "momentum" in graph.hyperparameters)
-    given = {"lr": lr, **({"momentum": momentum} if momentum is not None and own else {})}
-    check_hyperparameters(graph, given)
-    return given
+    """Return the hyperparameters of steps at one rate, by name. Raise `OptionError` for a bad value.
+
+    Without `momentum`, the optimizer keeps its own.
+    """
+    has_momentum = momentum is not None and (momentum != 0 or "momentum" in graph.hyperparameters)
+    hyperparameters = {"lr": lr, **({"momentum": momentum} if momentum is not None and has_momentum else {})}
+    check_hyperparameters(graph, hyperparameters)
+    return hyperparameters
 
 
 class ScheduledStep(Closing):
     """Training by `plan`, step by step; a context manager.
 
+    Parameters
+    ----------
     plan
-        A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
+        Plan with offsets, of a problem that was made from a training graph; or a prepared step.
     graph
-        That graph; by default the one in the plan's problem. Its values are those before the first step; what changes
-        is copied.
+        That graph; by default the one in the plan's problem. Its values are those before the first step; values that
+        change are copied.
     ram_bytes
-        The budget for arena and kernels; by default what the plan takes.
+        Budget for arena and kernels; by default what the plan needs.
     outputs
-        Tensors of the forward pass to hand out after each step (`outputs`), such as the network's outputs; each has a
-        copy beside the arena.
+        Names of tensors of the forward pass to copy in each step, such as the network's outputs. Each copy lies outside
+        the arena.
     workdir, threads, told
         As for `execute`.
 
+    Attributes
+    ----------
     taken
-        How many steps were taken. It is what the optimizer and random nodes count by.
+        Number of steps taken, by which the optimizer and random nodes count.
     names
-        What changes from step to step: parameters, optimizer states, running statistics.
+        Names of values that change from step to step: parameters, optimizer states, running statistics.
     outputs
-        What was asked for, in the last step. Views, until the next one.
+        Those tensors in the last step. Views, until the next one.
     sessions
-        Those of its nodes.
+        Sessions of its nodes.
     simulation
-        Of the plan.
+        Simulation of the plan.
 
-    Raises `PlanError` for a plan that can't be executed or breaks the budget on paper, `ExecutionError` where a kernel
-    or the storage fails.
+    Raises
+    ------
+    PlanError
+        The plan can't be executed, or exceeds the budget by its own figures.
+    ExecutionError
+        A kernel or the storage fails.
     """
 
     def __init__(
@@ -127,8 +138,8 @@ class ScheduledStep(Closing):
     ) -> None:
         if threads < 1:
             raise OptionError(f"--threads {threads}: must be at least 1")
-        made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
-        self.plan, self.graph = made.plan, made.graph
+        prepared = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
+        self.plan, self.graph = prepared.plan, prepared.graph
         problem = self.plan.problem
         check_belongs(self.graph, problem, Sessions.runtime, problem.name)
         self.simulation = simulate(self.plan, ram_bytes=ram_bytes)
@@ -139,36 +150,44 @@ class ScheduledStep(Closing):
         with ExitStack() as stack:
             sizes = all_slots(self.plan, self.graph)
             pages = stack.enter_context(PageFile(sizes, None if workdir is None else Path(workdir)))
-            region = ResidentRegion.of(self.joint, scheduled_names(problem), made.first)
+            region = ResidentRegion.of(self.joint, scheduled_names(problem), prepared.first)
             self._given = region.given
-            self.sessions, arena = Sessions(self.graph, threads, made.models), MappedBlock(arena_bytes(self.plan))
+            self.sessions, arena = Sessions(self.graph, threads, prepared.models), MappedBlock(arena_bytes(self.plan))
             self.program = program_of(
                 self.plan, self.graph, arena, region, self.sessions.of, pages, paced(told), watched=outputs
             )  # fmt: skip
             self.outputs: Mapping[str, Array] = self.program.watched.copies
             closing = self.program.closing if isinstance(self.program, Parted) else None
-            self._carried = [one.carried for one in (self.program, closing) if one is not None]
-            for name in dict.fromkeys(name for carried in self._carried for name in carried.first):
-                self._put(name, made.first[name])
+            self._carried = [program.carried for program in (self.program, closing) if program is not None]
+            for name in dict.fromkeys(name for tensors in self._carried for name in tensors.first):
+                self._set_value(name, prepared.first[name])
             self._stack = stack.pop_all()
 
     def run(self, batch: Mapping[str, object], hyperparameters: Mapping[str, float] | None = None) -> float:
-        """Take one step; gives its loss.
+        """Take one step and return its loss.
 
+        Parameters
+        ----------
         batch
-            Arrays by the names of the graph's inputs (see `check_batch`).
+            Arrays by the graph's input names (see `check_batch`).
         hyperparameters
-            By name (`lr`, ...), for this step and those that follow. `step` is counted where it isn't given.
+            By name (`lr`, ...), for this step and later ones. `step` is counted where it isn't given.
 
-        Raises ModelError for a batch that doesn't fit, OptionError for a hyperparameter that the step has not,
-        ExecutionError where a kernel or the storage fails.
+        Raises
+        ------
+        ModelError
+            The batch doesn't fit.
+        OptionError
+            The step lacks a hyperparameter.
+        ExecutionError
+            A kernel or the storage fails.
         """
         checked = check_batch(self.graph.whole, batch)
-        self._say(hyperparameters or {})
+        self._set_hyperparameters(hyperparameters or {})
         if isinstance(self.program, Program):
-            self._drawing(0)
+            self._redraw_at_window(0)
         else:
-            self.program.each(self._drawing)
+            self.program.each(self._redraw_at_window)
         self.program.load(self.program.carried.take(checked), anew=False)
         self.program.run()
         for old, new in self.graph.beside.items():
@@ -176,60 +195,66 @@ class ScheduledStep(Closing):
         self.taken += 1
         return float(self.program.result(self.graph.loss).reshape(-1)[0])
 
-    def _drawing(self, part: int) -> None:
-        """Let random nodes begin a new window, where they have drawn for one."""
+    def _redraw_at_window(self, part: int) -> None:
+        """Give random nodes a new seed, where a new window begins."""
         runs = self.taken * self.graph.parts + part
         if runs and runs % WINDOW == 0:
-            self._runs.redraw(runs)
+            self._part_program.redraw(runs)
 
     @property
-    def _runs(self) -> Program:
-        """Gives what runs for each part, or once a step."""
+    def _part_program(self) -> Program:
+        """Program that runs once for each part, or once a step."""
         return self.program if isinstance(self.program, Program) else self.program.part
 
     @property
     def gradients(self) -> Mapping[str, Array]:
-        """By parameter, of the last step, where it has no optimizer. Views, until the next one."""
+        """Gradients of the last step by parameter, where the step has no optimizer. Views, until the next one."""
         return {name: self.program.result(made) for name, made in self.graph.gradients.items()}
 
     @property
     def parameters(self) -> Mapping[str, Array]:
-        """Those that have gradients, to be updated in place."""
+        """Parameters with gradients, to be updated in place."""
         return {name: self._given[name] for name in self.graph.gradients}
 
     def results(self) -> Mapping[str, Array]:
-        """Gives what the last step gave, by the names of `Execution.results`: loss, gradients or updated values."""
+        """Return results of the last step, by the names of `Execution.results`: loss, gradients or updated values."""
         return {shown: self.program.result(name) for shown, name in self.joint.shown_results.items()}
 
     def digests(self) -> Mapping[str, bytes]:
-        """SHA-256 of `results`; what is on storage is read piece by piece."""
+        """Return the SHA-256 of each of `results`; results on storage are read piece by piece."""
         return {shown: self.program.digest(name) for shown, name in self.joint.shown_results.items()}
 
     @property
     def hyperparameters(self) -> Mapping[str, float]:
-        """Those of the last step, or of the first one, by name."""
+        """Hyperparameters of the last step, or of the first one, by name."""
         return {name: self._given[tensor].item() for name, tensor in self.graph.hyperparameters.items()}
 
     def values(self) -> Mapping[str, Array]:
-        """Gives what changes from step to step, by `names`, as it is when it is asked for.
+        """Return the current values that change from step to step, by `names`, each read on access.
 
-        In RAM it is a read-only view, until the next step; on storage it is read into a copy, one by one. Of tables of
-        which a step has rows, all rows. Together with `taken` they are all that the next step depends on.
+        A value in RAM is a read-only view, until the next step; a value on storage is read into a copy, one by one.
+        Tables by
+        rows have all rows. Together with `taken` they are all that the next step depends on.
         """
         return _StepValues(self, self.names)
 
     def given(self) -> Mapping[str, Array]:
-        """All that a step reads beside its batch, constants too, fetched as in `values`."""
+        """Return all that a step reads besides its batch, constants too, each read on access as in `values`."""
         scheduled = (name for carried in self._carried for name in carried.first)
         return _StepValues(self, tuple(dict.fromkeys((*self._given, *scheduled))))
 
     def load(self, values: Mapping[str, Array], taken: int | None = None) -> None:
-        """Go on from these values; what is not in them stays as it is.
+        """Go on from these values; values that are not in them stay.
 
+        Parameters
+        ----------
         taken
-            How many steps led to them; by default `taken` stays.
+            Number of steps that led to them; by default `taken` stays.
 
-        Raises ModelError for a name that doesn't change from step to step, or an array of another shape or type.
+        Raises
+        ------
+        ModelError
+            A name doesn't change from step to step, or an array has another shape or type.
         """
         for name in values:
             if name not in self.names:
@@ -241,48 +266,52 @@ class ScheduledStep(Closing):
             self.taken = taken
             self.program.redraw(taken)
         for name in values:
-            self._put(name, values[name])
+            self._set_value(name, values[name])
 
     def rest(self) -> None:
-        """Let the system have the arena's memory until the next step, unless something in it has to last."""
+        """Release the arena's memory until the next step, unless something in it has to last."""
         if not any(carried.in_ram for carried in self._carried):
             self.program.arena.give_back()
 
     def close(self) -> None:
-        """Give up the storage."""
+        """Close the storage."""
         self._stack.close()
 
-    def _say(self, hyperparameters: Mapping[str, float]) -> None:
-        said = self.graph.hyperparameters
+    def _set_hyperparameters(self, hyperparameters: Mapping[str, float]) -> None:
+        tensors = self.graph.hyperparameters
         for name, value in ({STEP: self.taken + 1} | dict(hyperparameters)).items():
-            if name in said:
-                self._given[said[name]][...] = value
+            if name in tensors:
+                self._given[tensors[name]][...] = value
             elif name != STEP:
-                has = f"it has {', '.join(said)}" if said else "the plan has no optimizer: its step ends with gradients"
-                raise OptionError(f"hyperparameter {name!r}: the step has none of that name; {has}")
+                available = (
+                    f"it has {', '.join(tensors)}"
+                    if tensors
+                    else "the plan has no optimizer: its step ends with gradients"
+                )
+                raise OptionError(f"hyperparameter {name!r}: the step has none of that name; {available}")
 
-    def _holder(self, name: str) -> Carried | None:
-        """Gives what has the scheduled tensor `name`; None for what is resident."""
+    def _carrier(self, name: str) -> Carried | None:
+        """Return the carrier of the scheduled tensor `name`; None for a resident one."""
         return next((carried for carried in self._carried if name in carried.first), None)
 
-    def _value(self, name: str) -> Array:
-        carried = self._holder(name)
+    def _read_value(self, name: str) -> Array:
+        carried = self._carrier(name)
         if carried is not None and name in self.joint.rows:
             return carried.table(name)
-        found = carried.value(name) if carried is not None else self._given[name]
-        shown = found.view()
-        shown.flags.writeable = False
-        return shown
+        array = carried.value(name) if carried is not None else self._given[name]
+        read_only = array.view()
+        read_only.flags.writeable = False
+        return read_only
 
-    def _put(self, name: str, array: Array) -> None:
-        carried, rows = self._holder(name), self.joint.rows
-        like = self._given.get(name) if carried is None else carried.first[name]
-        like = rows[name].values if name in rows else like
-        assert like is not None
-        if array.shape != like.shape or array.dtype != like.dtype:
+    def _set_value(self, name: str, array: Array) -> None:
+        carried, rows = self._carrier(name), self.joint.rows
+        current = self._given.get(name) if carried is None else carried.first[name]
+        current = rows[name].values if name in rows else current
+        assert current is not None
+        if array.shape != current.shape or array.dtype != current.dtype:
             raise ModelError(
                 f"{name!r} is {array.dtype} of shape {list(array.shape)}; the step of {self.graph.name!r} has it as "
-                f"{like.dtype} of shape {list(like.shape)}"
+                f"{current.dtype} of shape {list(current.shape)}"
             )
         if carried is not None:
             carried.put(name, array)
@@ -291,7 +320,7 @@ class ScheduledStep(Closing):
 
 
 class _StepValues(Mapping[str, "Array"]):
-    """See `ScheduledStep.values`."""
+    """Mapping of `ScheduledStep.values`."""
 
     def __init__(self, step: ScheduledStep, names: tuple[str, ...]) -> None:
         self._step = step
@@ -300,7 +329,7 @@ class _StepValues(Mapping[str, "Array"]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._names:
             raise KeyError(name)
-        return self._step._value(name)
+        return self._step._read_value(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._names

@@ -1,8 +1,8 @@
-"""Training for many steps with a schedule, compared with ordinary training where that is asked for.
+"""Training for many steps with a schedule, compared with ordinary training on request.
 
-A step with an optimizer of its own updates the parameters itself; behind one that ends with gradients, the update
-happens in place in the resident region. Ordinary training updates them alike, so that a single wrong bit in any
-gradient shows in every later value.
+A step with an optimizer updates the parameters itself. After a step that ends with gradients, the update happens in
+place in the resident region. Ordinary training updates them alike, so that a single wrong bit in any gradient shows in
+every later value.
 """
 
 from __future__ import annotations
@@ -43,45 +43,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun(Checks):
-    """Holds what so many steps with a schedule showed.
+    """Result of a training with a schedule.
 
+    Attributes
+    ----------
     steps, lr, momentum
-        As asked for.
+        As requested.
     optimizer, hyperparameters
         Of the step, where it updates the parameters itself; `none` otherwise.
     losses
-        Of each step.
+        Loss of each step.
     checked, reference_losses
-        How many steps were compared with ordinary training, and their losses there.
+        Number of steps compared with ordinary training, and their losses there.
     bit_identical
-        Whether the loss of each of them, and every parameter, statistic and state after it, is bit for bit ordinary
-        training's; None where none was compared.
+        Whether the loss of each of them, and every parameter, statistic and state after it, is bit for bit that of
+        ordinary training; None where none was compared.
     first_difference
-        The first step (from 1) that differs, or 0.
+        First step (from 1) that differs, or 0.
     different
-        What differs there: `loss`, and what goes on to the next step.
+        Names that differ there: `loss`, and values that go on to the next step.
     budget_bytes, arena_bytes, kernel_workspace_bytes, measured_peak_bytes, high_water_bytes
-        As in `Execution`. What takes a measurement of its own is None where no step was compared.
+        As in `Execution`. Figures that need a separate measurement are None where no step was compared.
     total_ram_bytes
-        All the RAM that the plan takes: the schedule with the reserve of kernels, and what is resident.
+        All the RAM of the plan: the schedule with the reserve of kernels, and resident tensors.
     process_base_bytes, process_peak_bytes
-        What this process had resident before the step was made ready (the interpreter and onnxruntime, where it does
-        nothing else), and at most up to the last step; None where the system doesn't say.
+        Resident memory of this process before the step was prepared (the interpreter and onnxruntime, where it does
+        nothing else), and its peak up to the last step; None where the system doesn't report it.
     optimizer_bytes
-        The optimizer's states.
+        Bytes of the optimizer's states.
     step_s, reference_step_s
         Median seconds of a step with the schedule, and in ordinary training, node by node in memory of the runtime's;
-        None where no step was compared. An update behind a step that ends with gradients is not in them.
+        None where no step was compared. An update after a step that ends with gradients is not included.
     waited_share
         As in `Execution`.
     bytes_paged, bytes_streamed
         In one step, as in `Execution`.
     energy
-        Measured and planned joules, where a meter was asked for.
+        Measured and planned joules, where a meter was given.
     names
-        What changes from step to step: parameters, statistics, optimizer states.
+        Names of values that change from step to step: parameters, statistics, optimizer states.
     values
-        Them after the last step, by name; nothing of a prepared step, whose process is to hold nothing twice.
+        Those values after the last step, by name; empty for a prepared step, whose process must hold nothing twice.
     """
 
     steps: int
@@ -117,35 +119,35 @@ class TrainingRun(Checks):
 
     @property
     def losses_name(self) -> str:
-        """Gives what the losses are called in a file, beside the values."""
+        """Name of the losses in a file with the values."""
         return losses_beside(self.names)
 
     @property
     def message(self) -> str:
-        """Gives what failed, in one sentence; empty where nothing did."""
+        """Failure in one sentence; empty where nothing failed."""
         if self.bit_identical is False:
             shown = ", ".join(map(repr, self.different[:5])) + (", ..." if len(self.different) > 5 else "")
             return (
-                f"training with the schedule and without it differ in step {self.first_difference}: {shown}; "
+                f"training with the schedule and without it differ in step {self.first_difference} ({shown}); "
                 "please report it with the plan file"
             )
         if not self.within_budget:
             return (
-                f"training was measured to take {self.measured_peak_bytes:,} B beside the resident region, more than "
+                f"training took {self.measured_peak_bytes:,} B by measurement, without the resident region, more than "
                 f"the budget of {self.budget_bytes:,} B; solve with a larger --ram"
             )
         return ""
 
     @property
     def diverged_step(self) -> int:
-        """The first step (from 1) whose loss is no finite number, or 0."""
+        """First step (from 1) whose loss is no finite number, or 0."""
         return next((step for step, loss in enumerate(self.losses, 1) if not math.isfinite(loss)), 0)
 
     @property
     def last_finite_loss(self) -> float | None:
-        """The loss before that one, or the last of all; None where the first is none already."""
-        before = self.losses[: self.diverged_step - 1] if self.diverged_step else self.losses
-        return before[-1] if before else None
+        """Loss before that step, or the last of all; None where the first is none already."""
+        finite_losses = self.losses[: self.diverged_step - 1] if self.diverged_step else self.losses
+        return finite_losses[-1] if finite_losses else None
 
 
 def train(
@@ -165,49 +167,64 @@ def train(
     after_first: Callable[[ScheduledStep], object] | None = None,
     told: Told = silent,
 ) -> TrainingRun:
-    """Take `steps` steps of gradient descent with `plan`, and nothing beside them unless that is asked for.
+    """Take `steps` steps of gradient descent with `plan`; compare them with ordinary training on request.
 
+    Parameters
+    ----------
     plan
-        A plan with offsets, of a problem that was made of a training graph; or a step that is prepared.
+        Plan with offsets, of a problem that was made from a training graph; or a prepared step.
     lr, momentum
-        Of the step's own optimizer, its default momentum by default. A step that ends with gradients takes plain
-        descent, p = p - lr g. Without a rate, the optimizer has its own, and nothing follows gradients.
+        Of the step's own optimizer, by default with its own momentum. A step that ends with gradients uses plain
+        descent, p = p - lr g. Without `lr`, the optimizer keeps its own, and gradients aren't applied.
     data
         Arrays by input name, or an `.npz` file of them: one batch for all steps, or longer along the first axis, in
         batches (see `Batches`). By default one random batch, drawn with `seed`.
     dump
-        Where to write losses and values (see `save_training`).
+        Path for losses and values (see `save_training`).
     check
-        Compare each so-manieth step, from the first on, with ordinary training, bit by bit: afterwards, of a prepared
-        step in a process of its own. What kernels hold beside the arena is measured then, too.
+        Compare every `check`-th step, from the first on, with ordinary training, bit by bit. This happens after the
+        training; for a prepared step, in another process. It measures the memory of kernels outside the arena, too.
     meter
-        What measures the steps; checks between them count too.
+        Meter of the steps' energy, which includes checks between them.
     after_first
-        Called with the step once it was taken.
+        Called with the step after the first one.
     graph, ram_bytes, workdir, told
         As for `execute`.
 
-    Random nodes go on drawing from step to step. Raises OptionError for numbers that make no sense, PlanError for a
-    plan that can't be executed, ModelError for data that don't fit, ExecutionError where a kernel or the
-    storage fails.
+    Notes
+    -----
+    Random nodes go on drawing from step to step.
+
+    Raises
+    ------
+    OptionError
+        A number is out of range.
+    PlanError
+        The plan can't be executed.
+    ModelError
+        The data don't fit the network's inputs.
+    ExecutionError
+        A kernel or the storage fails.
     """
-    made = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
+    prepared = plan if isinstance(plan, Prepared) else Prepared.of(plan, graph_of(plan, graph))
     if steps < 1:
         raise OptionError(f"--steps {steps}: must be at least 1")
     if check is not None and check < 1:
         raise OptionError(f"--check {check}: must be at least 1")
-    hyperparameters = {} if lr is None else hyperparameters_of(made.graph, lr, momentum)
-    batches = _batches(made, data=data, seed=seed)
-    arena = arena_bytes(made.plan)
-    base = resident_bytes()
+    hyperparameters = {} if lr is None else hyperparameters_of(prepared.graph, lr, momentum)
+    batches = _batches(prepared, data=data, seed=seed)
+    arena = arena_bytes(prepared.plan)
+    base_bytes = resident_bytes()
     times: list[float] = []
     losses: list[float] = []
     witnesses: list[Witness] = []
     pace = paced(told)
     with ExitStack() as stack:
         clock = stack.enter_context(Stopwatch())
-        step = stack.enter_context(ScheduledStep(made, ram_bytes=ram_bytes, workdir=workdir, told=told))
-        said = {name: value for name, value in hyperparameters.items() if name in made.graph.hyperparameters}
+        step = stack.enter_context(ScheduledStep(prepared, ram_bytes=ram_bytes, workdir=workdir, told=told))
+        optimizer_values = {
+            name: value for name, value in hyperparameters.items() if name in prepared.graph.hyperparameters
+        }
         values, simulation = step.values(), step.simulation
         folder = Path(stack.enter_context(scratch_folder("check"))) if check is not None and check > 1 else None
         metered = stack.enter_context(ExitStack())
@@ -218,7 +235,7 @@ def train(
             before = None
             if checked and number and folder is not None:
                 before = Mapped.write(folder / f"{number}.bin", values)
-            loss, seconds = clock.call(partial(step.run, batch, said))
+            loss, seconds = clock.call(partial(step.run, batch, optimizer_values))
             times.append(seconds)
             losses.append(loss)
             if after_first is not None and not number:
@@ -229,44 +246,46 @@ def train(
                 witnesses.append(Witness(number, loss, digests(values), before))
             pace(f"step {number + 1:,} of {steps:,}, loss {loss:.6g}")
         metered.close()
-        peak = peak_bytes()
+        process_peak = peak_bytes()
         if dump is not None:
             save_training(losses, step.values(), dump)
         names = step.names
-        kept = {} if made.folder is not None else {name: array.copy() for name, array in step.values().items()}
-        used = step.hyperparameters
+        final_values = (
+            {} if prepared.folder is not None else {name: array.copy() for name, array in step.values().items()}
+        )
+        used_hyperparameters = step.hyperparameters
         memory: Mapping[str, Any] = dict.fromkeys(("kernel_workspace_bytes", "measured_peak_bytes", "high_water_bytes"))
         if check is not None:
-            told("measuring what kernels allocate")
-            again = partial(step.program.load, step.program.carried.take(batches(0)), anew=False)
-            memory = memory_beside(step.program.acts, again, arena, made.plan.problem.reserve_bytes)
+            told("measuring the memory of kernels")
+            reload = partial(step.program.load, step.program.carried.take(batches(0)), anew=False)
+            memory = memory_beside(step.program.acts, reload, arena, prepared.plan.problem.reserve_bytes)
         step.close()
         verdict = Verdict()
         if witnesses:
-            told("ordinary training, to compare with")
-            get = partial(_batches, data=data, seed=seed)
-            if made.folder is None:
-                verdict = verify(made, get, hyperparameters, witnesses, told)
+            told("running ordinary training for comparison")
+            make_batches = partial(_batches, data=data, seed=seed)
+            if prepared.folder is None:
+                verdict = verify(prepared, make_batches, hyperparameters, witnesses, told)
             else:
-                asked = (made.folder, get, hyperparameters, witnesses)
-                verdict = process.call("ordinary training", verify, *asked, told=told)
-    budget = taken_bytes(made.plan, simulation.peak_bytes)
-    states = sum(made.graph.joint.tensors[name].nbytes for name in made.graph.optimizer_states)
+                verify_arguments = (prepared.folder, make_batches, hyperparameters, witnesses)
+                verdict = process.call("ordinary training", verify, *verify_arguments, told=told)
+    budget = taken_bytes(prepared.plan, simulation.peak_bytes)
+    states = sum(prepared.graph.joint.tensors[name].nbytes for name in prepared.graph.optimizer_states)
     return TrainingRun(
         steps=steps,
         lr=lr or 0.0,
-        momentum=used.get("momentum", 0.0),
-        optimizer=made.graph.optimizer,
-        hyperparameters={name: value for name, value in used.items() if name != STEP},
+        momentum=used_hyperparameters.get("momentum", 0.0),
+        optimizer=prepared.graph.optimizer,
+        hyperparameters={name: value for name, value in used_hyperparameters.items() if name != STEP},
         losses=tuple(losses),
         **vars(verdict),
         **memory,
         checked=len(witnesses),
         budget_bytes=budget if ram_bytes is None else ram_bytes,
         arena_bytes=arena,
-        total_ram_bytes=made.plan.problem.beside_bytes + budget,
-        process_base_bytes=base,
-        process_peak_bytes=peak,
+        total_ram_bytes=prepared.plan.problem.beside_bytes + budget,
+        process_base_bytes=base_bytes,
+        process_peak_bytes=process_peak,
         optimizer_bytes=states,
         step_s=median(times),
         waited_share=clock.share,
@@ -274,19 +293,21 @@ def train(
         bytes_streamed=simulation.bytes_streamed,
         energy=None if meter is None else Metered.of(meter, steps, simulation.energy_j),
         names=names,
-        values=kept,
+        values=final_values,
     )
 
 
 @dataclass(frozen=True)
 class Alone:
-    """Some steps of a plan.
+    """Result of a few steps of a plan without any comparison.
 
+    Attributes
+    ----------
     figures
-        By their keys in JSON: `loss` of the first step; `alone_step_s`, median seconds of a step, from a batch to its
-        loss; the others as in `TrainingRun`.
+        Figures by their keys in JSON: `loss` of the first step; `alone_step_s`, median seconds of a step, from a batch
+        to its loss; the others as in `TrainingRun`.
     digests
-        Of what the first one gives, by the names of `Execution.results`.
+        Digests of the first step's results, by the names of `Execution.results`.
     """
 
     figures: Mapping[str, Any]
@@ -294,29 +315,29 @@ class Alone:
 
 
 def run_alone(made: Prepared, *, workdir: str | os.PathLike[str] | None = None, told: Told = silent) -> Alone:
-    """Take a few steps on the batch that was made ready. Errors are those of `execute`."""
-    found: dict[str, bytes] = {}
-    ended = train(
+    """Take a few steps on the prepared batch. Raise as `execute` does."""
+    first_digests: dict[str, bytes] = {}
+    training = train(
         made,
         3,
         None,
         ram_bytes=made.ram_bytes,
         data=batch_of(made.graph.whole, made.fed),
         workdir=workdir,
-        after_first=lambda step: found.update(step.digests()),
+        after_first=lambda step: first_digests.update(step.digests()),
         told=told,
     )
     figures = {
-        "loss": None if made.graph.forward_only else ended.losses[0],
-        "arena_bytes": ended.arena_bytes,
-        "bytes_paged": ended.bytes_paged,
-        "bytes_streamed": ended.bytes_streamed,
-        "alone_step_s": ended.step_s,
-        "total_ram_bytes": ended.total_ram_bytes,
-        "process_base_bytes": ended.process_base_bytes,
-        "process_peak_bytes": ended.process_peak_bytes,
+        "loss": None if made.graph.forward_only else training.losses[0],
+        "arena_bytes": training.arena_bytes,
+        "bytes_paged": training.bytes_paged,
+        "bytes_streamed": training.bytes_streamed,
+        "alone_step_s": training.step_s,
+        "total_ram_bytes": training.total_ram_bytes,
+        "process_base_bytes": training.process_base_bytes,
+        "process_peak_bytes": training.process_peak_bytes,
     }
-    return Alone(figures, found)
+    return Alone(figures, first_digests)
 
 
 def _batches(
@@ -326,14 +347,14 @@ def _batches(
 
 
 def losses_beside(values: Collection[str]) -> str:
-    """Names losses in a file beside `values`: `losses`, or `losses.2`, ... where a weight is called so."""
+    """Return the name of the losses in a file with `values`: `losses`, or `losses.2`, ... where that name is taken."""
     names = ("losses", *(f"losses.{number}" for number in range(2, len(values) + 3)))
     return next(name for name in names if name not in values)
 
 
 def save_training(losses: Sequence[float], values: Mapping[str, Array], path: str | os.PathLike[str]) -> None:
-    """Write the losses, and every parameter and statistic by its name, as an `.npz` file, whole or not at all.
+    """Write the losses, and every parameter and statistic by its name, as an `.npz` file, atomically.
 
-    The losses are called `losses_beside(values)`. Raises `OutputError` where that can't be done.
+    The losses are called `losses_beside(values)`. Raise `OutputError` where that fails.
     """
     save_arrays({losses_beside(values): np.array(losses), **values}, path)

@@ -1,1 +1,1 @@
-"""Solvers of models: HiGHS, Gurobi, and any solver that Pyomo knows."""
+"""Solver backends: HiGHS, Gurobi, and any solver that Pyomo knows."""

@@ -1,4 +1,4 @@
-"""A solver at work in a thread of its own, so that the main thread can take Ctrl-C and watch the clock."""
+"""Run a solver in its own thread, so that the main thread can handle Ctrl-C and watch the clock."""
 
 from __future__ import annotations
 
@@ -12,42 +12,47 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from poetopt.util import interrupts
 
 GRACE_S = 0.3
-"""A solver that was told of an interrupt is waited for this long: some of its steps, and our judging of a point that it
-found, take many seconds and can't be stopped."""
+"""Seconds that an interrupted solver has to stop. Some of its steps, and poetopt's check of a point that it found,
+take many seconds and can't be stopped.
+"""
 
 
-class _Job:
-    """`work`, done at most once however often it is handed over: an interrupt meanwhile leaves unknown whether it was.
+class _Task:
+    """One call of `work`, made at most once, however often the task is submitted.
 
+    An interrupt during the submission leaves unknown whether the executor has it.
+
+    Attributes
+    ----------
     turn
-        Held while it works: an interrupt as the thread begins may leave an executor with a second one.
+        Lock during the work: an interrupt as the thread starts may leave an executor with a second thread.
     """
 
     def __init__(self, work: Callable[[], object], turn: threading.Lock) -> None:
         self._work, self._turn = work, turn
-        self._taken = False
+        self._started = False
         self.error: BaseException | None = None
         self.done = threading.Event()
 
     def __call__(self) -> None:
         with self._turn:
-            if self._taken:
+            if self._started:
                 return
-            self._taken = True
+            self._started = True
             try:
                 self._work()
-            except BaseException as error:  # noqa: BLE001 - it is raised where the work was given out
+            except BaseException as error:  # noqa: BLE001 - `Attendant.run` raises it
                 self.error = error
             finally:
                 self.done.set()
 
     def cancel(self) -> None:
-        """It isn't begun any more, unless it has been."""
-        self._taken = True
+        """Prevent the start of a task that hasn't started."""
+        self._started = True
 
 
 class Workers:
-    """This process's threads for one purpose: HiGHS keeps its scheduler per thread. A fork begins with new ones."""
+    """Threads of this process for one purpose: HiGHS keeps a scheduler for each thread. A fork starts new ones."""
 
     def __init__(self, count: int, name: str) -> None:
         self._count, self._name = count, name
@@ -59,57 +64,64 @@ class Workers:
         self._pool = ThreadPoolExecutor(max_workers=self._count, thread_name_prefix=self._name)
 
     def submit(self, work: Callable[[], object]) -> Future[object]:
-        """Have one of them do it."""
+        """Run `work` in one of the threads."""
         return self._pool.submit(work)
 
 
 class Attendant:
-    """One thread for all runs of a solver in this process."""
+    """Single thread for all runs of a solver in this process."""
 
     def __init__(self, name: str, grace_s: float = GRACE_S) -> None:
         self._grace_s = grace_s
         self._worker = Workers(1, name)
 
     def run(self, work: Callable[[], object], stop: Callable[[], None], deadline: float | None = None) -> bool:
-        """Run `work` to its end; whether an interrupt (Ctrl-C) cut it short.
+        """Run `work` to its end, and return whether an interrupt (Ctrl-C) cut it short.
 
+        Parameters
+        ----------
         stop
-            Asks the solver to end soon, and may be called many times: at an interrupt, and past the `deadline` (of
-            `time.monotonic`), which solvers overrun inside long steps.
+            Asks the solver to end soon. It may be called many times: at an interrupt, and after the `deadline`, which
+            solvers overrun inside long steps.
+        deadline
+            Time by `time.monotonic`.
 
-        Raises KeyboardInterrupt where the solver doesn't end within the time of grace: it is left behind, and the next
-        run waits for its end. Whoever gave it callbacks has them do nothing once `stop` was called.
+        Raises
+        ------
+        KeyboardInterrupt
+            The solver doesn't end within the time of grace. It is left behind, and the next run waits for its end. Its
+            callbacks must do nothing once `stop` was called.
         """
         interrupts.check()
-        job, given = _Job(work, self._worker.turn), False
-        latest: float | None = None
-        while not job.done.is_set():
-            # whatever line a Ctrl-C arrives at, the solver is told to stop, and waited for
+        task, submitted = _Task(work, self._worker.turn), False
+        grace_end: float | None = None
+        while not task.done.is_set():
+            # a Ctrl-C may arrive at any line: the solver is then asked to stop, and waited for
             try:
-                if not given:
-                    self._worker.submit(job)
-                    given = True
-                # the time between two looks at the clock
-                job.done.wait(0.1)
-                _take_back_interrupts()
-                if latest is None:
-                    interrupts.check()  # one whose exception was lost
+                if not submitted:
+                    self._worker.submit(task)
+                    submitted = True
+                # seconds between two checks of the clock
+                task.done.wait(0.1)
+                _restore_sigint_handler()
+                if grace_end is None:
+                    interrupts.check()  # an interrupt whose exception was lost
                 if deadline is not None and time.monotonic() > deadline:
                     stop()
             except KeyboardInterrupt:
-                latest = latest or time.monotonic() + self._grace_s
-            if latest is not None:
+                grace_end = grace_end or time.monotonic() + self._grace_s
+            if grace_end is not None:
                 stop()
-                if time.monotonic() > latest and not job.done.is_set():
-                    job.cancel()
+                if time.monotonic() > grace_end and not task.done.is_set():
+                    task.cancel()
                     raise KeyboardInterrupt
-        if job.error is not None:
-            raise job.error
-        return latest is not None
+        if task.error is not None:
+            raise task.error
+        return grace_end is not None
 
 
-def _take_back_interrupts() -> None:
-    """Put Python's handler of Ctrl-C in its place again: Gurobi has one of its own, which writes to stdout."""
+def _restore_sigint_handler() -> None:
+    """Reinstall Python's handler of Ctrl-C: Gurobi installs its own, which writes to stdout."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)

@@ -2,7 +2,7 @@
 
 The relaxation lives in one gurobipy model, so that rows added to it re-solve from the last basis; an integer search
 works on a copy of it. The licence that comes with gurobipy from PyPI solves models of at most 2000 rows and 2000
-columns: what exceeds it is told as what it is.
+columns; the error for a larger model says so.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _GurobiSession(MatrixSession):
     def __init__(self, model: Any, env: gp.Env, *, threads: int, scale: float) -> None:
         super().__init__(model, threads=threads, scale=scale)
         matrix = self._matrix
-        lp: Any = gp.Model(env=env)  # its arrays are typed too loosely to be of use
+        lp: Any = gp.Model(env=env)  # the types of its arrays are too loose to help
         self._lp = lp
         if threads:
             lp.Params.Threads = threads
@@ -55,10 +55,10 @@ class _GurobiSession(MatrixSession):
         if len(self._columns):
             self._x = lp.addMVar(len(self._columns), lb=matrix.lower, ub=matrix.upper, obj=matrix.costs * scale)
         self._constraints: list[list[Any]] = []
-        self._rows(matrix.rows, matrix.row_lower, matrix.row_upper)
+        self._add_rows(matrix.rows, matrix.row_lower, matrix.row_upper)
 
-    def _rows(self, rows: Any, lower: Floats, upper: Floats) -> None:
-        """Add rows, those with two different sides as two constraints."""
+    def _add_rows(self, rows: Any, lower: Floats, upper: Floats) -> None:
+        """Add rows; a row with two different sides becomes two constraints."""
         if not rows.shape[0]:
             return
         equal = lower == upper
@@ -77,7 +77,7 @@ class _GurobiSession(MatrixSession):
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
         whole = self._matrix.only(rows)
-        self._rows(whole.rows, whole.row_lower, whole.row_upper)
+        self._add_rows(whole.rows, whole.row_lower, whole.row_upper)
         return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:
@@ -119,7 +119,7 @@ class _GurobiSession(MatrixSession):
         cutoff: float | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Search:
-        """Solve to integrality within the relative `gap`; see the contract."""
+        """Solve to integrality within the relative `gap`, as `Session.search` says."""
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
@@ -132,74 +132,74 @@ class _GurobiSession(MatrixSession):
         mip.Params.MIPGapAbs = 1e-9
         if cutoff is not None:
             mip.Params.Cutoff = (cutoff - self._matrix.constant) * self._scale
-        held, values = self._columns.frozen(frozen)
-        if len(held):
-            x[held].lb = values
-            x[held].ub = values
+        fixed, values = self._columns.frozen(frozen)
+        if len(fixed):
+            x[fixed].lb = values
+            x[fixed].ub = values
         if start is not None:
-            given = self._columns.spread(start)
-            x.Start = np.where(np.isnan(given), GRB.UNDEFINED, given)
+            start_values = self._columns.spread(start)
+            x.Start = np.where(np.isnan(start_values), GRB.UNDEFINED, start_values)
 
-        def rise(scaled: float) -> None:
+        def report_bound(scaled: float) -> None:
             if not frozen and abs(scaled) < GRB.INFINITY and self._proven(self._objective(scaled)):
                 on_bound(self._bound)
 
-        def watch(model: Any, where: int) -> None:
+        def callback(model: Any, where: int) -> None:
             if where == GRB.Callback.MIPSOL:
                 on_point(self._point(np.array(model.cbGetSolution(model.getVars())), True))
-                rise(model.cbGet(GRB.Callback.MIPSOL_OBJBND))
+                report_bound(model.cbGet(GRB.Callback.MIPSOL_OBJBND))
             elif where == GRB.Callback.MIP:
-                rise(model.cbGet(GRB.Callback.MIP_OBJBND))
+                report_bound(model.cbGet(GRB.Callback.MIP_OBJBND))
                 if enough is not None and enough():
                     model.terminate()
 
-        interrupted = self._optimize(mip, watch, time.monotonic() + time_limit_s + 1.0)
+        interrupted = self._optimize(mip, callback, time.monotonic() + time_limit_s + 1.0)
         if mip.Status in (GRB.INFEASIBLE, GRB.CUTOFF) and not interrupted:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen and abs(mip.ObjBound) < GRB.INFINITY:
             self._proven(self._objective(mip.ObjBound))
-        found = None
+        point = None
         if mip.SolCount:
-            found = self._point(np.array(x.X), True)
-            on_point(found)
+            point = self._point(np.array(x.X), True)
+            on_point(point)
         if interrupted:
             raise KeyboardInterrupt
-        objective = self._objective(mip.ObjVal) if found is not None else math.inf
+        objective = self._objective(mip.ObjVal) if point is not None else math.inf
         outcome = Outcome.OPTIMAL if mip.Status == GRB.OPTIMAL else Outcome.STOPPED
-        return Search(outcome, found, objective, self._bound)
+        return Search(outcome, point, objective, self._bound)
 
     def _optimize(
-        self, model: Any, watch: Callable[[Any, int], None] | None = None, deadline: float | None = None
+        self, model: Any, callback: Callable[[Any, int], None] | None = None, deadline: float | None = None
     ) -> bool:
-        """Optimize; whether it was interrupted. Says which it is, where presolve leaves infeasible or unbounded."""
-        asked = threading.Event()
+        """Optimize and return whether it was interrupted. Solve again where presolve leaves infeasible or unbounded."""
+        is_stopped = threading.Event()
 
         def stop() -> None:
-            asked.set()
+            is_stopped.set()
             model.terminate()
 
         try:
-            interrupted = _attendant.run(lambda: model.optimize(watch), stop, deadline)
+            interrupted = _attendant.run(lambda: model.optimize(callback), stop, deadline)
             if model.Status == GRB.INF_OR_UNBD and not interrupted:
                 model.Params.DualReductions = 0
-                interrupted = _attendant.run(lambda: model.optimize(watch), stop, deadline)
+                interrupted = _attendant.run(lambda: model.optimize(callback), stop, deadline)
         except gp.GurobiError as error:
             if error.errno == GRB.Error.SIZE_LIMIT_EXCEEDED:
                 model.update()
                 rows, columns = model.NumConstrs, model.NumVars
                 raise BackendUnavailableError(
-                    f"this model has {rows} rows and {columns} columns, and the size-limited licence that comes with "
-                    f"gurobipy allows 2000 of each; get a full licence from {LICENCES}, or use --backend highs"
+                    f"the model has {rows} rows and {columns} columns, more than the 2000 of each that gurobipy's "
+                    f"size-limited licence allows; get a full licence from {LICENCES}, or use --backend highs"
                 ) from error
             raise _failure(error) from error
         if model.Status == GRB.UNBOUNDED:
             raise unbounded()
-        # Gurobi has a handler of its own for Ctrl-C while it runs, and tells of it by its status alone
-        return interrupted or (model.Status == GRB.INTERRUPTED and not asked.is_set())
+        # Gurobi has its own handler for Ctrl-C while it runs, and reports it only in its status
+        return interrupted or (model.Status == GRB.INTERRUPTED and not is_stopped.is_set())
 
 
 def _failure(error: gp.GurobiError) -> PoetError:
-    """The failure of a call of Gurobi's, as one of our errors."""
+    """Return poetopt's error for a failed call of Gurobi's."""
     if error.errno in (GRB.Error.NO_LICENSE, GRB.Error.NETWORK, GRB.Error.JOB_REJECTED, GRB.Error.CLOUD):
         return BackendUnavailableError(
             f"backend 'gurobi' has no valid licence ({error}); get or renew one from {LICENCES}, unset "
@@ -223,7 +223,7 @@ class _GurobiBackend:
         options: Mapping[str, str] = NO_OPTIONS,
         log: str | None = None,
     ) -> _GurobiSession:
-        """Compile `model` for Gurobi. Raises BackendUnavailableError where no licence is found or it has expired."""
+        """Compile `model` for Gurobi. Raise `BackendUnavailableError` where no valid licence is found."""
         refuse_reserved("Gurobi", options, RESERVED)
         try:
             env = gp.Env(empty=True)
@@ -240,20 +240,20 @@ class _GurobiBackend:
 
 
 def _set(env: gp.Env, key: str, value: str) -> None:
-    """Set a parameter by its text. Raises OptionError where there is none of that name, or it can't have that value."""
+    """Set a parameter by its text. Raise `OptionError` for an unknown name or a bad value."""
     names = {name.lower(): name for name in dir(GRB.Param) if not name.startswith("_")}
     if key.lower() not in names:
         hint = closest(key, names.values()) or "; see the list of Gurobi's parameters"
         raise option_error(key, value, f"Gurobi has no such parameter{hint}")
-    told = ""
+    reason = ""
     for kind in (int, float, str):
         try:
             env.setParam(names[key.lower()], kind(value))
         except (gp.GurobiError, TypeError, ValueError) as error:
-            told = told or str(error)
+            reason = reason or str(error)
         else:
             return
-    raise option_error(key, value, f"not a value of Gurobi's {key} ({told})")
+    raise option_error(key, value, f"not a value of Gurobi's {key} ({reason})")
 
 
 backend = _GurobiBackend()

@@ -1,8 +1,8 @@
 """HiGHS: a session on a model, and the backend that opens it.
 
-The relaxation goes the fastest way from Pyomo: compile the form, pass arrays, keep the basis. It lives in one Highs
-object, so that rows added to it re-solve from the last basis; each integer search gets a fresh one, with the rows that
-the relaxation has at that moment.
+The session compiles Pyomo's model to arrays, passes them to HiGHS and keeps the basis. The relaxation lives in one
+Highs object, so that rows added to it re-solve from the last basis. Each integer search gets a fresh object, with the
+rows that the relaxation has at that moment.
 """
 
 from __future__ import annotations
@@ -49,19 +49,20 @@ class HighsSession(MatrixSession):
         self._options, self._log = options, log
         self._stop = Interrupt()
         matrix = self._matrix
-        self._lp = self._fresh(self._stop)
+        self._lp = self._new_solver(self._stop)
         self._lp.passModel(highs_model(matrix, matrix.lower, matrix.upper, scale))
-        self._own = len(matrix.row_lower)
-        self._rows = PresentRows(self._lp, RowPool(matrix), np.arange(self._own))
+        self._n_model_rows = len(matrix.row_lower)
+        self._rows = PresentRows(self._lp, RowPool(matrix), np.arange(self._n_model_rows))
         self._broken: Places = np.zeros(0, dtype=np.int64)
-        """Rows outside that the last point breaks: they come in before the next solve."""
+        """Rows outside of the solver that the last point violates; they enter it before the next solve."""
 
-    def _fresh(self, stop: Interrupt) -> highspy.Highs:
-        """A Highs object with the session's options; `stop` ends its simplex method."""
+    def _new_solver(self, stop: Interrupt) -> highspy.Highs:
+        """Return a Highs object with the session's options; `stop` ends its simplex method."""
         solver = highspy.Highs()  # type: ignore[no-untyped-call]
         solver.setOptionValue("output_flag", False)
-        # pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the time of
-        # steepest edge, whose weights cost more than the iterations that they save; on one of 1,000 both take the same.
+        # Devex pricing of the dual simplex method. On a first relaxation of 15,000 columns it takes a quarter of the
+        # time of steepest edge, whose weights cost more than the iterations that they save. On one of 1,000 columns
+        # both take the same time.
         solver.setOptionValue("simplex_dual_edge_weight_strategy", 1)
         for key, value in self._options.items():
             _set(solver, key, value)
@@ -77,7 +78,7 @@ class HighsSession(MatrixSession):
                         file.write(event.message)
                 except OSError as error:
                     raise OutputError(
-                        f"--log {path}: can't be written ({error.strerror}); give another path"
+                        f"--log {path}: the file can't be written ({error.strerror}); give another path"
                     ) from error
 
             solver.setOptionValue("log_to_console", False)
@@ -87,14 +88,14 @@ class HighsSession(MatrixSession):
 
     def relax(self, time_limit_s: float) -> Relaxation:
         """Solve the linear relaxation."""
-        until = time.monotonic() + time_limit_s
+        deadline = time.monotonic() + time_limit_s
         while True:
-            found = self._relax(until - time.monotonic())
+            relaxation = self._relax(deadline - time.monotonic())
             if not len(self._broken):
-                return found
+                return relaxation
 
     def _relax(self, time_limit_s: float) -> Relaxation:
-        """One solve, with the rows that the last point broke."""
+        """Solve once, with the rows that the last point violates."""
         trivial = self._nothing_to_solve()
         if trivial is not None:
             return trivial
@@ -108,35 +109,35 @@ class HighsSession(MatrixSession):
         self.work.compute(simplex_s(solver))
         status = solver.getModelStatus()
         if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
-            status = self._which(solver, self._stop)
+            status = self._unbounded_or_infeasible(solver, self._stop)
         if status == highspy.HighsModelStatus.kOptimal:
-            found = solver.getSolution()
-            values, here = np.array(found.col_value), self._rows.numbers
-            own = here < self._own
-            activity, duals = self._matrix.rows @ values, np.array(found.row_dual)
-            broken = self._rows.broken(values)
-            self._broken = broken[broken < self._own]  # what was purged stays away
-            multipliers = np.zeros(self._own)
-            multipliers[here[own]] = duals[own]
+            solution = solver.getSolution()
+            values, present = np.array(solution.col_value), self._rows.numbers
+            is_model_row = present < self._n_model_rows
+            activity, duals = self._matrix.rows @ values, np.array(solution.row_dual)
+            violated = self._rows.broken(values)
+            self._broken = violated[violated < self._n_model_rows]  # purged rows stay outside
+            multipliers = np.zeros(self._n_model_rows)
+            multipliers[present[is_model_row]] = duals[is_model_row]
             return self._solved(
                 solver.getInfo().objective_function_value,
                 values,
-                np.concatenate([activity, np.array(found.row_value)[~own]]),
-                np.array(found.col_dual),
-                np.concatenate([multipliers, duals[~own]]),
+                np.concatenate([activity, np.array(solution.row_value)[~is_model_row]]),
+                np.array(solution.col_dual),
+                np.concatenate([multipliers, duals[~is_model_row]]),
             )
         if status == highspy.HighsModelStatus.kInfeasible:
             return Relaxation(Outcome.INFEASIBLE, math.inf, None)
         if status == highspy.HighsModelStatus.kUnbounded:
-            outside = np.setdiff1d(np.arange(self._own), self._rows.numbers)
+            outside = np.setdiff1d(np.arange(self._n_model_rows), self._rows.numbers)
             if not len(outside):
                 raise unbounded()
-            self._broken = outside  # what is outside may bound it
+            self._broken = outside  # rows outside of the solver may bound it
             return self._relax(time_limit_s)
         return Relaxation(Outcome.STOPPED, self._bound, None)
 
-    def _which(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
-        """Unbounded or infeasible: presolve can't tell, the simplex method can."""
+    def _unbounded_or_infeasible(self, solver: highspy.Highs, stop: Interrupt) -> highspy.HighsModelStatus:
+        """Return whether the model is unbounded or infeasible: presolve can't tell, the simplex method can."""
         _, before = solver.getOptionValue("presolve")
         solver.setOptionValue("presolve", "off")
         if self._run(solver, stop):
@@ -150,17 +151,17 @@ class HighsSession(MatrixSession):
         return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:
-        added = np.flatnonzero(self._rows.numbers >= self._own)
-        self._rows.drop(added[places - self._own])
+        added = np.flatnonzero(self._rows.numbers >= self._n_model_rows)
+        self._rows.drop(added[places - self._n_model_rows])
 
     def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:
         self._lp.changeColsBounds(len(columns), columns, values, values)
 
     def _run(self, solver: highspy.Highs, stop: Interrupt, deadline: float | None = None) -> bool:
-        """Run `solver`, which `stop` stops; whether it was interrupted."""
+        """Run `solver`, which `stop` stops; return whether it was interrupted."""
 
         def work() -> None:
-            stop.clear()  # not before: one that was left behind has to see it
+            stop.clear()  # not before: a run that was left behind has to see it
             run(solver)
 
         return _attendant.run(work, stop.set, deadline)
@@ -177,12 +178,12 @@ class HighsSession(MatrixSession):
         cutoff: float | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Search:
-        """Solve to integrality within the relative `gap`; see the contract."""
+        """Solve to integrality within the relative `gap`, as `Session.search` says."""
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
-        stop = Interrupt()  # of its own: a search that was left behind stays told
-        solver = self._fresh(stop)
+        stop = Interrupt()  # one for each search: a search that was left behind stays interrupted
+        solver = self._new_solver(stop)
         solver.passModel(highs_model(self._matrix.extended(self._added), self._lower, self._upper, self._scale))
         pass_integers(solver, self._matrix.integer)
         solver.setOptionValue("time_limit", max(0.1, time_limit_s))
@@ -190,15 +191,15 @@ class HighsSession(MatrixSession):
         solver.setOptionValue("mip_abs_gap", 1e-9)
         if cutoff is not None:
             solver.setOptionValue("objective_bound", (cutoff - self._matrix.constant) * self._scale)
-        held, values = self._columns.frozen(frozen)
-        if len(held):
-            solver.changeColsBounds(len(held), held, values, values)
+        fixed, values = self._columns.frozen(frozen)
+        if len(fixed):
+            solver.changeColsBounds(len(fixed), fixed, values, values)
         if start is not None:
-            self._give(solver, start)
+            self._set_start(solver, start)
 
-        # the work of HiGHS between two turns at which it may be interrupted, in seconds for each row, column and entry
-        # that isn't held: the same turns in each run. Measured on resnet18_cifar, bert and exact_bert_base.
-        turn_s = 7e-7 * entries(solver) * (1 - len(held) / max(1, len(self._lower)))
+        # HiGHS's work between two interrupt callbacks, in seconds per row, column and nonzero that isn't fixed. It is
+        # the same in each run. Measured on resnet18_cifar, bert and exact_bert_base.
+        interval_s = 7e-7 * entries(solver) * (1 - len(fixed) / max(1, len(self._lower)))
 
         def improving(event: Any) -> None:
             if stop.is_set():
@@ -209,7 +210,7 @@ class HighsSession(MatrixSession):
             if stop.is_set():
                 event.interrupt()
                 return
-            self.work.compute(turn_s)
+            self.work.compute(interval_s)
             if not frozen and self._proven(self._objective(event.data_out.mip_dual_bound)):
                 on_bound(self._bound)
             if enough is not None and enough():
@@ -217,54 +218,54 @@ class HighsSession(MatrixSession):
 
         solver.cbMipImprovingSolution += improving
         solver.cbMipInterrupt += interrupt
-        self.work.compute(turn_s)
+        self.work.compute(interval_s)
         interrupted = self._run(solver, stop, time.monotonic() + time_limit_s + 1.0)
         info, status = solver.getInfo(), solver.getModelStatus()
-        if interrupted:  # its points were told as they came
+        if interrupted:  # its points were reported as they came
             if not frozen:
                 self._proven(self._objective(info.mip_dual_bound))
             raise KeyboardInterrupt
         if status == highspy.HighsModelStatus.kUnboundedOrInfeasible:
-            status = self._which(solver, stop)
+            status = self._unbounded_or_infeasible(solver, stop)
         if status == highspy.HighsModelStatus.kUnbounded:
             raise unbounded()
         if status == highspy.HighsModelStatus.kInfeasible:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         if not frozen:
             self._proven(self._objective(info.mip_dual_bound))
-        found = None
+        point = None
         if info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible:
-            found = self._point(np.array(solver.getSolution().col_value), True)
-            on_point(found)
-        objective = self._objective(info.objective_function_value) if found is not None else math.inf
+            point = self._point(np.array(solver.getSolution().col_value), True)
+            on_point(point)
+        objective = self._objective(info.objective_function_value) if point is not None else math.inf
         outcome = Outcome.OPTIMAL if status == highspy.HighsModelStatus.kOptimal else Outcome.STOPPED
         if outcome is Outcome.OPTIMAL and cutoff is not None and not frozen:
-            # What the cutoff closed isn't in HiGHS's own bound. A solution that isn't better, and wasn't given, says
-            # that the search came to its end; else it may have ended within the gap.
-            ended = start is None and objective >= cutoff
-            self._bound = max(self._bound, cutoff if ended else min(cutoff, objective - gap * abs(objective)))
-        return Search(outcome, found, objective, self._bound)
+            # HiGHS's own bound lacks what the cutoff closed. A solution that isn't better, and wasn't the start, shows
+            # that the search is complete; otherwise it may have ended within the gap.
+            is_complete = start is None and objective >= cutoff
+            self._bound = max(self._bound, cutoff if is_complete else min(cutoff, objective - gap * abs(objective)))
+        return Search(outcome, point, objective, self._bound)
 
-    def _give(self, solver: highspy.Highs, start: Sequence[tuple[Any, Floats]]) -> None:
+    def _set_start(self, solver: highspy.Highs, start: Sequence[tuple[Any, Floats]]) -> None:
         values = self._columns.spread(start)
         known = np.flatnonzero(~np.isnan(values))
         solver.setSolution(len(known), known.astype(np.int32), values[known])
 
     def nodes(self) -> HighsNodes:
-        """The relaxation as it stands, in other objects of HiGHS.
+        """Return the current relaxation in other objects of HiGHS.
 
-        They have an event of their own: a search that overruns its time is no reason to end a tree.
+        They have their own interrupt: a search that overruns its time is no reason to end a tree.
         """
-        # those of the model's own rows that don't bind wait outside
-        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._own)))
-        pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without what was purged
-        places[places >= self._own] = pool.add(compressed(self._columns, self._added), anew=True)
+        # the model's rows that don't bind stay outside of the solver
+        self._rows.drop(np.flatnonzero(basic_rows(self._lp.getBasis()) & (self._rows.numbers < self._n_model_rows)))
+        pool, places = RowPool(self._matrix), self._rows.numbers.copy()  # without purged rows
+        places[places >= self._n_model_rows] = pool.add(compressed(self._columns, self._added), anew=True)
         bounds = self._lower, self._upper
-        return HighsNodes(self._fresh, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale)
+        return HighsNodes(self._new_solver, self._matrix, pool, places, self._lp.getBasis(), bounds, self._scale)
 
 
 def highs_model(matrix: Matrix, lower: Floats, upper: Floats, scale: float) -> highspy.HighsLp:
-    """The relaxation of `matrix` within these bounds of its columns, (n,) each."""
+    """Return the relaxation of `matrix` within these bounds of its columns, (n,) each."""
     lp = highspy.HighsLp()
     lp.num_row_, lp.num_col_ = matrix.shape
     lp.col_cost_ = matrix.costs * scale
@@ -278,7 +279,7 @@ def highs_model(matrix: Matrix, lower: Floats, upper: Floats, scale: float) -> h
 
 
 def _set(solver: highspy.Highs, key: str, value: str) -> None:
-    """Set an option by its text. Raises OptionError where there is none of that name, or it can't have that value."""
+    """Set an option by its text. Raise `OptionError` for an unknown name or a bad value."""
     _, kind = solver.getOptionType(key)
     names = [name for name in dir(solver.getOptions()) if not name.startswith("_")]
     if key not in names:
@@ -298,7 +299,7 @@ RESERVED = {
     "output_flag": "--log",
     "log_to_console": "--log",
 }
-"""HiGHS's options that poetopt sets itself, and which of ours does."""
+"""HiGHS's options that poetopt sets itself, with poetopt's option."""
 
 
 class _HighsBackend:

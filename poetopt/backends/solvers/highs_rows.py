@@ -1,4 +1,4 @@
-"""Rows in the form in which HiGHS takes them."""
+"""Rows in HiGHS's format, and the pool from which a solver takes the rows that it needs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ from poetopt.util.sparse import csr_matrix, vstack
 
 @dataclass(frozen=True)
 class HighsRows:
-    """Rows that came at once: (m, n) `rows`, the other fields are (m,).
+    """Rows that were added together: `rows` is (m, n), the other fields are (m,).
 
+    Attributes
+    ----------
     slack
-        By how much a row is broken before it comes in.
+        Violation from which the row enters the solver.
     """
 
     rows: csr_matrix
@@ -31,19 +33,19 @@ class HighsRows:
     slack: Floats
 
     def only(self, places: Sequence[int] | Places) -> HighsRows:
-        """Some of them."""
-        x = np.array(places, dtype=np.int64)
-        return HighsRows(self.rows[x], self.lower[x], self.upper[x], self.slack[x])
+        """Return the rows at these places."""
+        indices = np.array(places, dtype=np.int64)
+        return HighsRows(self.rows[indices], self.lower[indices], self.upper[indices], self.slack[indices])
 
     def append_to(self, solver: highspy.Highs) -> None:
-        """Append these to the model in `solver`."""
+        """Append these rows to the model in `solver`."""
         starts, indices = (x.astype(np.int32) for x in (self.rows.indptr[:-1], self.rows.indices))
         if len(self.lower):
             solver.addRows(len(self.lower), self.lower, self.upper, len(indices), starts, indices, self.rows.data)
 
 
 def compressed(columns: Columns, rows: Sequence[Row]) -> HighsRows:
-    """Rows found by separators. Raises PoetError for one over no column of the model."""
+    """Return the rows found by separators. Raise `PoetError` for a row over a variable without a column."""
     starts, indices, values = columns.compress(rows)
     matrix = csr_matrix((values, indices, np.append(starts, len(indices))), shape=(len(rows), len(columns)))
     lower = np.array([row.lower for row in rows], dtype=float)
@@ -52,64 +54,67 @@ def compressed(columns: Columns, rows: Sequence[Row]) -> HighsRows:
 
 
 def basic_rows(basis: highspy.HighsBasis) -> NDArray[np.bool_]:
-    """(m,) which rows don't bind at `basis`."""
+    """Return an (m,) mask of the rows that don't bind at `basis`."""
     basic = highspy.HighsBasisStatus.kBasic
     return np.array([status == basic for status in basis.row_status], dtype=bool)
 
 
 def largest(rows: csr_matrix) -> Floats:
-    """(m,) the largest coefficient of each row, as a magnitude."""
+    """Return the largest absolute coefficient of each row, (m,)."""
     if not rows.shape[1]:
         return np.zeros(rows.shape[0])
-    found: Floats = abs(rows).max(axis=1).toarray().reshape(-1)
-    return found
+    magnitudes: Floats = abs(rows).max(axis=1).toarray().reshape(-1)
+    return magnitudes
 
 
-# All rows of a model's relaxations, of which a session, and each explorer of a tree, has in its solver what it needs.
+# The pool has all rows of a model's relaxations. A session, and each explorer of a tree, has only the rows that it
+# needs in its solver.
 #
-# Most rows of a model never bind, three of four in a large one, and of thousands that separators find few bind at one
-# point. Each iteration of the simplex method takes time for all that are there, so what doesn't bind waits here until a
-# point breaks it: what is solved has fewer rows than the model, so that its optimum is a bound all the same.
+# Most rows of a model never bind (three of four in a large one), and of thousands of cuts few bind at one point. Each
+# iteration of the simplex method takes time for all rows in the solver. So rows that don't bind wait in the pool until
+# a point violates them. The solver's model has fewer rows than the model itself, so its optimum is still a bound.
 
 
 Places = NDArray[np.int64]
 
 
 class RowPool:
-    """Rows by number, in the order in which they came. Shared by threads.
+    """Rows by number, in the order in which they were added. Threads share it.
 
+    Parameters
+    ----------
     matrix
-        The model, whose rows come first.
+        Model, whose rows come first.
     """
 
     def __init__(self, matrix: Matrix) -> None:
-        own = np.ones(len(matrix.row_lower), dtype=bool)
-        self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, own)]
-        self._count = len(own)
+        is_core = np.ones(len(matrix.row_lower), dtype=bool)
+        self._parts = [_part(matrix.rows, matrix.row_lower, matrix.row_upper, is_core)]
+        self._count = len(is_core)
         self._known: dict[bytes, int] = {}
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, rows: HighsRows, *, anew: bool = False) -> Places:
-        """Take rows found by separators; their numbers, (m,).
+        """Add rows found by separators, and return their numbers, (m,).
 
-        One that is there already keeps its number, unless all are to have one `anew`.
+        A row that the pool has keeps its number, unless `anew` gives every row a new one.
         """
         keys = _keys(rows)
-        with self._guard:
-            fresh: list[int] = []
+        with self._lock:
+            added: list[int] = []
             numbers: list[int] = []
-            for x, key in enumerate(keys):
+            for index, key in enumerate(keys):
                 if anew or key not in self._known:
-                    self._known[key] = self._count + len(fresh)
-                    fresh.append(x)
+                    self._known[key] = self._count + len(added)
+                    added.append(index)
                 numbers.append(self._known[key])
-            if fresh:
-                self._parts.append(rows.only(fresh))
-                self._count += len(fresh)
-            # rows are joined to one matrix once they are in so many
+            if added:
+                self._parts.append(rows.only(added))
+                self._count += len(added)
+            # more than this many parts are joined into one matrix
             if len(self._parts) > 8:
                 self._parts = [*self._parts[:2], _joined(self._parts[2:])]
                 if len(self._parts[2].lower) > len(self._parts[1].lower):
@@ -117,35 +122,35 @@ class RowPool:
             return np.array(numbers, dtype=np.int64)
 
     def broken(self, values: Floats, active: NDArray[np.bool_]) -> Places:
-        """The rows that the point `values` (n,) breaks, without those that are `active` ((m,), or fewer)."""
-        breaks = []
+        """Return the numbers of the rows that the point `values` (n,) violates, without `active` ((m,) or fewer)."""
+        parts = []
         for part in self._all():
             activity = part.rows @ values
-            breaks.append(np.maximum(part.lower - activity, activity - part.upper) > part.slack)
-        found = np.concatenate(breaks)
-        found[: len(active)] &= ~active
-        return np.flatnonzero(found)
+            parts.append(np.maximum(part.lower - activity, activity - part.upper) > part.slack)
+        is_violated = np.concatenate(parts)
+        is_violated[: len(active)] &= ~active
+        return np.flatnonzero(is_violated)
 
     def rows(self, places: Places) -> HighsRows:
-        """Those of these numbers, in this order."""
+        """Return the rows of these numbers, in this order."""
         parts = self._all()
-        begins = np.cumsum([0, *(len(part.lower) for part in parts)])
-        owner = np.searchsorted(begins, places, side="right") - 1
-        picked = [(x, places[owner == x] - begins[x]) for x in range(len(parts))]
+        starts = np.cumsum([0, *(len(part.lower) for part in parts)])
+        owner = np.searchsorted(starts, places, side="right") - 1
+        selected = [(x, places[owner == x] - starts[x]) for x in range(len(parts))]
         order = np.empty(len(places), dtype=np.int64)
-        order[np.concatenate([np.flatnonzero(owner == x) for x, _ in picked])] = np.arange(len(places))
-        return _joined([parts[x].only(own) for x, own in picked]).only(order)
+        order[np.concatenate([np.flatnonzero(owner == x) for x, _ in selected])] = np.arange(len(places))
+        return _joined([parts[x].only(indices) for x, indices in selected]).only(order)
 
     def _all(self) -> list[HighsRows]:
-        with self._guard:
+        with self._lock:
             return list(self._parts)
 
 
 def _part(rows: csr_matrix, lower: Floats, upper: Floats, core: NDArray[np.bool_]) -> HighsRows:
-    size = largest(rows)
-    # a row of the model comes in where it is broken by more than this share of its largest coefficient
-    # a cut does where it is broken by more than this share: separators ask for more
-    return HighsRows(rows, lower, upper, np.where(core, 1e-6 * np.maximum(size, 1.0), 5e-3 * size))
+    scale = largest(rows)
+    # shares of a row's largest coefficient. Beyond the first violation a row of the model enters the solver, beyond the
+    # second a cut: separators ask for more.
+    return HighsRows(rows, lower, upper, np.where(core, 1e-6 * np.maximum(scale, 1.0), 5e-3 * scale))
 
 
 def _joined(parts: Sequence[HighsRows]) -> HighsRows:
@@ -158,21 +163,23 @@ def _joined(parts: Sequence[HighsRows]) -> HighsRows:
 
 
 def _keys(rows: HighsRows) -> list[bytes]:
-    """A key of each row: its terms, sides and slack."""
-    found, sides = rows.rows, np.stack([rows.lower, rows.upper, rows.slack], axis=1)
+    """Return a key of each row: a hash of its terms, sides and slack."""
+    matrix, sides = rows.rows, np.stack([rows.lower, rows.upper, rows.slack], axis=1)
     return [
         blake2b(
-            found.indices[begin:end].tobytes() + found.data[begin:end].tobytes() + side.tobytes(), digest_size=16
+            matrix.indices[begin:end].tobytes() + matrix.data[begin:end].tobytes() + side.tobytes(), digest_size=16
         ).digest()
-        for (begin, end), side in zip(itertools.pairwise(found.indptr.tolist()), sides, strict=True)
+        for (begin, end), side in zip(itertools.pairwise(matrix.indptr.tolist()), sides, strict=True)
     ]
 
 
 class PresentRows:
-    """Rows of `pool` in `solver`.
+    """Rows of `pool` that are in `solver`.
 
+    Attributes
+    ----------
     numbers
-        (m,) the pool's numbers of those that are there, in the order in which `solver` has them.
+        (m,) the pool's numbers of those rows, in the order of `solver`.
     """
 
     def __init__(self, solver: highspy.Highs, pool: RowPool, numbers: Places) -> None:
@@ -183,23 +190,23 @@ class PresentRows:
         return len(self.numbers)
 
     def bring_in(self, numbers: Places) -> Places:
-        """Append those that aren't there; which these are, (k,), each once."""
-        away = np.zeros(len(self.pool), dtype=bool)
-        away[numbers] = True
-        away[self.numbers] = False
-        coming: Places = np.flatnonzero(away)
-        if len(coming):
-            self.pool.rows(coming).append_to(self._solver)
-            self.numbers = np.concatenate([self.numbers, coming])
-        return coming
+        """Append the rows that are missing, and return their numbers, (k,), each once."""
+        is_missing = np.zeros(len(self.pool), dtype=bool)
+        is_missing[numbers] = True
+        is_missing[self.numbers] = False
+        missing: Places = np.flatnonzero(is_missing)
+        if len(missing):
+            self.pool.rows(missing).append_to(self._solver)
+            self.numbers = np.concatenate([self.numbers, missing])
+        return missing
 
     def drop(self, places: NDArray[np.int64]) -> None:
-        """Send out the rows at these places (k,) of `numbers`."""
+        """Remove the rows at these places (k,) of `numbers`."""
         self._solver.deleteRows(len(places), places.astype(np.int32))
         self.numbers = np.delete(self.numbers, places)
 
     def broken(self, values: Floats) -> Places:
-        """The rows outside that the point `values` (n,) breaks."""
-        here = np.zeros(len(self.pool), dtype=bool)
-        here[self.numbers] = True
-        return self.pool.broken(values, here)
+        """Return the rows outside of the solver that the point `values` (n,) violates."""
+        is_present = np.zeros(len(self.pool), dtype=bool)
+        is_present[self.numbers] = True
+        return self.pool.broken(values, is_present)

@@ -1,4 +1,4 @@
-"""A Pyomo model as arrays: what every solver takes, and what a model file is written from."""
+"""A Pyomo model as arrays: the input of every solver and of model files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from poetopt.util.sparse import csr_matrix, vstack
 
 @dataclass(frozen=True, eq=False)
 class Columns:
-    """The Pyomo variable of each column."""
+    """Pyomo variable of each column."""
 
     variables: Sequence[Any]
 
@@ -43,7 +43,7 @@ class Columns:
         return len(self.variables)
 
     def of(self, variable: Any) -> Ints:
-        """The columns of an indexed variable's entries, in index order; -1 for one that no row or cost mentions."""
+        """Return the columns of an indexed variable's entries, in index order; -1 for an entry in no row or cost."""
         known: dict[int, Ints] = self.__dict__["_known"]
         if id(variable) not in known:
             column: dict[int, int] = self.__dict__["_of"]
@@ -51,7 +51,7 @@ class Columns:
         return known[id(variable)]
 
     def spread(self, start: Sequence[tuple[Any, Floats]]) -> Floats:
-        """(n,) the values of a start by column, NaN where it has none."""
+        """Return the values of a start by column, (n,); NaN where it has none."""
         values = np.full(len(self.variables), np.nan)
         for variable, array in start:
             columns = self.of(variable)
@@ -59,20 +59,20 @@ class Columns:
         return values
 
     def frozen(self, parts: Sequence[Frozen]) -> tuple[NDArray[np.int32], Floats]:
-        """The columns that are held, and at what."""
-        held: list[Ints] = [np.zeros(0, dtype=np.int64)]
+        """Return the fixed columns and their values."""
+        fixed: list[Ints] = [np.zeros(0, dtype=np.int64)]
         values: list[Floats] = [np.zeros(0)]
         for part in parts:
             columns = self.of(part.variable)
             chosen = part.mask & (columns >= 0)
-            held.append(columns[chosen])
+            fixed.append(columns[chosen])
             values.append(part.values[chosen])
-        return np.concatenate(held).astype(np.int32), np.concatenate(values)
+        return np.concatenate(fixed).astype(np.int32), np.concatenate(values)
 
     def compress(self, rows: Sequence[Row]) -> tuple[NDArray[np.int32], NDArray[np.int32], Floats]:
-        """(starts, columns, coefficients) of rows found by separators, with repeated variables merged.
+        """Return (starts, columns, coefficients) of rows found by separators, with repeated variables merged.
 
-        Raises FormulationError for a variable that is no column.
+        Raise `FormulationError` for a variable that is no column.
         """
         column: dict[int, int] = self.__dict__["_of"]
         starts: list[int] = []
@@ -80,15 +80,15 @@ class Columns:
         values: list[float] = []
         for row in rows:
             starts.append(len(indices))
-            try:  # no step of Python for each entry: a round has hundreds of rows of hundreds of entries
-                found = list(map(column.__getitem__, map(id, row.variables)))
+            try:  # without a Python loop over entries: a round has hundreds of rows of hundreds of entries
+                row_columns = list(map(column.__getitem__, map(id, row.variables)))
             except KeyError:
                 unknown = next(variable for variable in row.variables if id(variable) not in column)
                 raise FormulationError(_unknown(row, unknown)) from None
-            merged = dict(zip(found, row.coefficients, strict=True))
-            if len(merged) < len(found):
-                merged = dict.fromkeys(found, 0.0)
-                for x, coefficient in zip(found, row.coefficients, strict=True):
+            merged = dict(zip(row_columns, row.coefficients, strict=True))
+            if len(merged) < len(row_columns):
+                merged = dict.fromkeys(row_columns, 0.0)
+                for x, coefficient in zip(row_columns, row.coefficients, strict=True):
                     merged[x] += coefficient
             indices += merged
             values += merged.values()
@@ -96,26 +96,28 @@ class Columns:
 
 
 def _unknown(row: Row, variable: Any) -> str:
-    """The fault of a row over something else than columns, and its block."""
-    found = f"block '{row.block}': " if row.block else ""
+    """Return the message for a row over a variable that is no column, with its block."""
+    block = f"block '{row.block}': " if row.block else ""
     if not isinstance(variable, VarData):
-        return f"{found}a separator's row ({row.kind}) has a {type(variable).__name__} in place of a variable's entry"
+        return f"{block}a separator's row ({row.kind}) has a {type(variable).__name__} in place of a variable's entry"
     return (
-        f"{found}a separator's row ({row.kind}) uses the variable {variable.name}, which no other row or cost of the "
+        f"{block}a separator's row ({row.kind}) uses the variable {variable.name}, which no other row or cost of the "
         "model mentions; give it a cost or a constraint in its block"
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """min costs x + constant, row_lower <= rows x <= row_upper, lower <= x <= upper, x[integer] whole.
+    """min costs x + constant, row_lower <= rows x <= row_upper, lower <= x <= upper, x[integer] integer.
 
+    Attributes
+    ----------
     costs, lower, upper, integer
         (n,), in the model's own units.
     rows
         (m, n), compressed by rows; `row_lower` and `row_upper` are (m,).
     constraints
-        For each row of the model proper, its Pyomo constraint; rows found by separators have none.
+        Pyomo constraint of each row of the model proper; rows found by separators have none.
     """
 
     columns: Columns
@@ -130,7 +132,7 @@ class Matrix:
     constraints: Sequence[Any] = ()
 
     def only(self, rows: Sequence[Row]) -> Matrix:
-        """The same variables under `rows` alone."""
+        """Return a model of the same variables with only `rows`."""
         starts, indices, values = self.columns.compress(rows)
         return replace(
             self,
@@ -141,24 +143,24 @@ class Matrix:
         )
 
     def extended(self, rows: Sequence[Row]) -> Matrix:
-        """The same with further rows below."""
+        """Return the model with further rows appended."""
         if not rows:
             return self
-        below = self.only(rows)
+        appended = self.only(rows)
         return replace(
             self,
-            rows=vstack([self.rows, below.rows], format="csr"),
-            row_lower=np.concatenate([self.row_lower, below.row_lower]),
-            row_upper=np.concatenate([self.row_upper, below.row_upper]),
+            rows=vstack([self.rows, appended.rows], format="csr"),
+            row_lower=np.concatenate([self.row_lower, appended.row_lower]),
+            row_upper=np.concatenate([self.row_upper, appended.row_upper]),
         )
 
     def scaled(self, factor: float) -> Matrix:
-        """The same with the objective times `factor`."""
+        """Return the model with the objective times `factor`."""
         return replace(self, costs=self.costs * factor, constant=self.constant * factor)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+        """Number of rows and columns."""
         return int(self.rows.shape[0]), len(self.columns)
 
 
@@ -166,9 +168,9 @@ SUMS = {LinearExpression, SumExpression}
 
 
 class _Entries:
-    """The entries of rows as they come, one after the other; a variable gets its column when it is first met.
+    """Entries of rows in order; a variable gets its column when it first occurs.
 
-    Sums and differences of variables, times plain numbers, are added up at once; Pyomo reads what is neither.
+    Sums and differences of variables, times plain numbers, are read directly; Pyomo reads all other expressions.
     """
 
     def __init__(self) -> None:
@@ -181,7 +183,7 @@ class _Entries:
         return len(self.columns)
 
     def add(self, expression: Any, sign: int = 1) -> float:
-        """Add the terms of `expression`, times `sign`; its constant. Raises ValueError for one that isn't linear."""
+        """Add the terms of `expression`, times `sign`; return its constant. Raise `ValueError` if it isn't linear."""
         return self._sum((expression,), sign)
 
     def _sum(self, terms: Iterable[Any], sign: int) -> float:
@@ -208,7 +210,7 @@ class _Entries:
                 continue
             place = known.get(id(variable))
             if place is None:
-                place = self._meet(variable)
+                place = self._assign_column(variable)
             if place < 0:
                 constant += coefficient * variable.value
             else:
@@ -217,17 +219,17 @@ class _Entries:
         return constant
 
     def _read(self, expression: Any, sign: int) -> float:
-        found = generate_standard_repn(expression)
-        if not found.is_linear():
+        linear = generate_standard_repn(expression)
+        if not linear.is_linear():
             raise ValueError("it is not linear")
-        for coefficient, variable in zip(found.linear_coefs, found.linear_vars, strict=True):
+        for coefficient, variable in zip(linear.linear_coefs, linear.linear_vars, strict=True):
             place = self._column.get(id(variable))
-            self.columns.append(self._meet(variable) if place is None else place)
+            self.columns.append(self._assign_column(variable) if place is None else place)
             self.values.append(sign * coefficient)
-        return sign * float(found.constant)
+        return sign * float(linear.constant)
 
-    def _meet(self, variable: Any) -> int:
-        """The column of `variable`, -1 where it is fixed; all entries of its component have theirs from now on."""
+    def _assign_column(self, variable: Any) -> int:
+        """Assign columns to all entries of the variable's component; return the variable's, -1 where it is fixed."""
         for entry in variable.parent_component().values():
             self._column[id(entry)] = -1 if entry.fixed else len(self.variables)
             if not entry.fixed:
@@ -235,7 +237,7 @@ class _Entries:
         return self._column[id(variable)]
 
     def row(self, relation: Any) -> tuple[float, float]:
-        """Add the row of a relational expression, and give its bounds."""
+        """Add the row of a relational expression, and return its bounds."""
         if relation.__class__ is RangedExpression:
             lower, body, upper = relation.args
             constant = self.add(body)
@@ -253,11 +255,18 @@ class _Entries:
 
 
 def compile_model(model: Any) -> Matrix:
-    """The arrays of a linear Pyomo model with one objective, to be minimised.
+    """Return the arrays of a linear Pyomo model with one objective to minimise.
 
-    Raises PoetError where there is no active objective, InfeasibleError where a row can't hold whatever is decided, and
-    FormulationError, with the block's name, for a row that isn't linear or a figure that isn't a number; TimeUpError
-    inside of `clock.ending`.
+    Raises
+    ------
+    PoetError
+        The model has no active objective.
+    InfeasibleError
+        A row can't hold, whatever is decided.
+    FormulationError
+        A row isn't linear, or a figure isn't a number; the message names the block.
+    TimeUpError
+        The time is up, inside of `clock.ending`.
     """
     objective = next(iter(model.component_data_objects(Objective, active=True)), None)
     if objective is None:
@@ -265,8 +274,8 @@ def compile_model(model: Any) -> Matrix:
     try:
         with building():
             return _compiled(model, objective)
-    except ValueError as error:  # of Pyomo's own, or of a number that is none
-        raise FormulationError(_unfit(model) or str(error)) from error
+    except ValueError as error:  # Pyomo's own, or a figure that is no number
+        raise FormulationError(_find_fault(model) or str(error)) from error
 
 
 def _compiled(model: Any, objective: Any) -> Matrix:
@@ -277,76 +286,78 @@ def _compiled(model: Any, objective: Any) -> Matrix:
         for constraint in component.values():
             if not constraint.active:
                 continue
-            least, most = entries.row(constraint.expr)
+            lower_bound, upper_bound = entries.row(constraint.expr)
             starts.append(len(entries))
             constraints.append(constraint)
-            row_lower.append(least)
-            row_upper.append(most)
-            # the clock is looked at once in this many rows
+            row_lower.append(lower_bound)
+            row_upper.append(upper_bound)
+            # check the clock once in this many rows
             if not len(constraints) % 1000:
                 work.check()
     shape = (len(starts) - 1, len(entries.variables))
-    whole = csr_matrix((np.array(entries.values, dtype=float), entries.columns, starts), shape=shape)
-    whole.sum_duplicates()
-    whole.eliminate_zeros()
+    matrix_of_all = csr_matrix((np.array(entries.values, dtype=float), entries.columns, starts), shape=shape)
+    matrix_of_all.sum_duplicates()
+    matrix_of_all.eliminate_zeros()
     lower, upper = np.array(row_lower, dtype=float), np.array(row_upper, dtype=float)
-    kept = np.diff(whole.indptr)[1:] > 0
-    never = np.flatnonzero(~kept & ((lower > 0) | (upper < 0)))
-    if len(never):
-        name = constraints[never[0]].name
+    has_terms = np.diff(matrix_of_all.indptr)[1:] > 0
+    impossible = np.flatnonzero(~has_terms & ((lower > 0) | (upper < 0)))
+    if len(impossible):
+        name = constraints[impossible[0]].name
         raise InfeasibleError(f"no schedule exists in this scope, budget and deadline: the row {name} can't hold")
-    used = np.flatnonzero(np.bincount(whole.indices, minlength=shape[1]))
-    whole = whole[:, used] if len(used) < shape[1] else whole
+    used = np.flatnonzero(np.bincount(matrix_of_all.indices, minlength=shape[1]))
+    matrix_of_all = matrix_of_all[:, used] if len(used) < shape[1] else matrix_of_all
     variables = [entries.variables[x] for x in used.tolist()]
     bounds = [v.bounds for v in variables]
     matrix = Matrix(
         columns=Columns(variables),
         constant=float(constant),
-        costs=whole[:1].toarray().reshape(-1),
+        costs=matrix_of_all[:1].toarray().reshape(-1),
         lower=np.array([-np.inf if low is None else low for low, _ in bounds], dtype=float),
         upper=np.array([np.inf if high is None else high for _, high in bounds], dtype=float),
         integer=np.array([v.is_integer() for v in variables], dtype=bool),
-        rows=whole[1:][kept],
-        row_lower=lower[kept],
-        row_upper=upper[kept],
-        constraints=[constraints[x] for x in np.flatnonzero(kept).tolist()],
+        rows=matrix_of_all[1:][has_terms],
+        row_lower=lower[has_terms],
+        row_upper=upper[has_terms],
+        constraints=[constraints[x] for x in np.flatnonzero(has_terms).tolist()],
     )
     _check_figures(matrix)
     return matrix
 
 
-def _unfit(model: Any) -> str | None:
-    """The first constraint that isn't linear, or variable whose bounds are no numbers, and its block."""
+def _find_fault(model: Any) -> str | None:
+    """Return a message on the first constraint that isn't linear, or variable whose bounds are no numbers."""
     for row in model.component_data_objects(Constraint, active=True):
         if row.body.polynomial_degree() not in (0, 1):
-            return f"{_place(row)} is not linear, and solvers take linear rows alone"
+            return f"{_describe(row)} is not linear, and solvers take only linear rows"
     for variable in model.component_data_objects(Var):
         try:
-            variable.bounds  # noqa: B018 - Pyomo looks at them only now
+            variable.bounds  # noqa: B018 - Pyomo checks them only now
         except ValueError as error:
-            return f"{_place(variable)}: {error}"
+            return f"{_describe(variable)}: {error}"
     return None
 
 
 def _check_figures(matrix: Matrix) -> None:
-    """Raises FormulationError for coefficients, bounds and costs that solvers can't take."""
-    wrong = np.flatnonzero(~np.isfinite(matrix.rows.data))
-    if len(wrong):
-        place = int(np.searchsorted(matrix.rows.indptr, wrong[0], side="right")) - 1
-        raise FormulationError(f"{_place(matrix.constraints[place])} has the coefficient {matrix.rows.data[wrong[0]]}")
+    """Raise `FormulationError` for coefficients, bounds and costs that solvers can't take."""
+    not_finite = np.flatnonzero(~np.isfinite(matrix.rows.data))
+    if len(not_finite):
+        row = int(np.searchsorted(matrix.rows.indptr, not_finite[0], side="right")) - 1
+        raise FormulationError(
+            f"{_describe(matrix.constraints[row])} has the coefficient {matrix.rows.data[not_finite[0]]}"
+        )
     bounds = np.where(np.isneginf(matrix.row_lower), matrix.row_upper, matrix.row_lower)
     if not np.isfinite(bounds).all():
-        place = int(np.flatnonzero(~np.isfinite(bounds))[0])
-        raise FormulationError(f"{_place(matrix.constraints[place])} has the bound {bounds[place]}")
-    for what, bad in (
+        row = int(np.flatnonzero(~np.isfinite(bounds))[0])
+        raise FormulationError(f"{_describe(matrix.constraints[row])} has the bound {bounds[row]}")
+    for what, is_bad in (
         ("cost", ~np.isfinite(matrix.costs)),
         ("bound", np.isnan(matrix.lower) | np.isnan(matrix.upper)),
     ):
-        if bad.any():
-            variable = matrix.columns.variables[int(np.flatnonzero(bad)[0])]
-            raise FormulationError(f"{_place(variable)} has a {what} that is no number")
+        if is_bad.any():
+            variable = matrix.columns.variables[int(np.flatnonzero(is_bad)[0])]
+            raise FormulationError(f"{_describe(variable)} has a {what} that is no number")
 
 
-def _place(component: Any) -> str:
-    """`block 'few_reads': constraint few_reads.within`."""
+def _describe(component: Any) -> str:
+    """Return a component's block, kind and name: `block 'few_reads': constraint few_reads.within`."""
     return f"block '{component.name.partition('.')[0]}': {component.ctype.__name__.lower()} {component.name}"

@@ -1,4 +1,4 @@
-"""The contract for trees of relaxations: one model's relaxation, on its own, within bounds that change node by node."""
+"""Contract for branch-and-bound trees: one model's relaxation, within bounds that change from node to node."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Vertex:
-    """The optimum of a relaxation; figures in the model's own units.
+    """Optimum of a relaxation; figures in the model's own units.
 
+    Attributes
+    ----------
     values
-        (n,) by column: the point.
+        (n,) the point, by column.
     basis
-        What a solve of a child begins from; only the nodes that gave it know what it is.
+        Start basis for the solves of children, in the format of the `Nodes` that returned it.
     """
 
     objective: float
@@ -31,29 +33,26 @@ class Vertex:
 
 
 class Nodes(Protocol):
-    """The relaxation of a session at one moment. Rows that come to it hold for all nodes alike.
-
-    The session goes on without it.
-    """
+    """Relaxation of a session at one moment, independent of the session. Later rows hold for all nodes alike."""
 
     @property
     def integer(self) -> NDArray[np.bool_]:
-        """(n,) which columns are integers."""
+        """(n,) whether each column is an integer."""
         ...
 
     @property
     def costs(self) -> Floats:
-        """(n,) of the columns."""
+        """(n,) costs of the columns."""
         ...
 
     @property
     def lower(self) -> Floats:
-        """(n,) bounds of the columns, at the root."""
+        """(n,) lower bounds of the columns at the root."""
         ...
 
     @property
     def upper(self) -> Floats:
-        """(n,) bounds of the columns, at the root."""
+        """(n,) upper bounds of the columns at the root."""
         ...
 
     def enter(self, lower: Floats, upper: Floats) -> None:
@@ -61,30 +60,38 @@ class Nodes(Protocol):
         ...
 
     def solve(self, basis: object, cutoff: float) -> Vertex | None:
-        """The relaxation at this node, or None where it has nothing below `cutoff`.
+        """Solve the relaxation at this node; return None where its optimum isn't below `cutoff`.
 
+        Parameters
+        ----------
         basis
-            Of a vertex, where rows may have come since; None: where the last solve ended.
+            Basis of a vertex, which may lack later rows; None: the last solve's final basis.
 
-        Raises StoppedError once `stop` was called, or where the solver can't tell.
+        Raises
+        ------
+        StoppedError
+            `stop` was called, or the solver gave no answer.
         """
         ...
 
     def proof(self) -> DualProof:
-        """The proof of the answer of the last `solve`, which had no cutoff: the relaxation and its multipliers.
+        """Return the dual proof of the last `solve`, which must have had no cutoff: the relaxation and its multipliers.
 
-        Where that found nothing, costs and constant are 0 and multipliers a ray: they prove more than 0, which nothing
-        comes to.
+        Where that solve was infeasible, costs and constant are 0 and the multipliers a ray: they prove a bound above 0,
+        which no solution reaches.
         """
         ...
 
     def probe(self, column: int, lower: float, upper: float, basis: object, cutoff: float) -> tuple[float, bool]:
-        """The objective with other bounds of one column, in a limited effort; and whether it is a bound.
+        """Return the objective with other bounds of one column, in a limited effort; and whether it is a bound.
 
-        A bound is never above what `solve` would come to; it may be below, where rows of the model were left out. inf,
-        as a bound, where nothing under `cutoff` is left. The node is as before afterwards.
+        A bound is never above the optimum of `solve`; it may be below, where rows of the model were left out. It is inf
+        where no solution below `cutoff` is left. The node stays as it was.
 
-        Raises StoppedError once `stop` was called.
+        Raises
+        ------
+        StoppedError
+            `stop` was called.
         """
         ...
 
@@ -93,13 +100,13 @@ class Nodes(Protocol):
         ...
 
     def point(self, vertex: Vertex, integral: bool) -> Point:
-        """The vertex by Pyomo component."""
+        """Return the vertex by Pyomo component."""
         ...
 
     def stop(self) -> None:
-        """End the solve at work, and refuse all others. May be called from any thread."""
+        """End the current solve, and refuse all others. Any thread may call it."""
         ...
 
 
 class StoppedError(Exception):
-    """A solve was told to stop: no answer, and no error that a user sees."""
+    """A solve was stopped and has no answer. Users never see this error."""

@@ -1,7 +1,8 @@
-"""Solvers beside HiGHS: whatever Pyomo's `SolverFactory` knows (CBC, GLPK, CPLEX, Xpress, ...), and SCIP.
+"""Other solvers: the solvers of Pyomo's `SolverFactory` (CBC, GLPK, CPLEX, Xpress, ...), and SCIP.
 
-Relaxations, cuts and multipliers are HiGHS's, which is always there; the integer search is theirs. A search is a model
-out, and values with a bound back: a point is told at the end, and held against the model's rows before.
+HiGHS, which is always installed, solves relaxations and gives multipliers; the other solver does the integer search. A
+search passes a model to the solver, which returns values and a bound. Its point is reported at the end, after a check
+against the model's rows.
 """
 
 from __future__ import annotations
@@ -41,19 +42,23 @@ from poetopt.util.text import closest
 
 CAPABILITIES = frozenset({Capability.NODES})
 GRACE_S = 3.0
-"""The longest that a program may take to end after it has been asked to, before it is killed."""
+"""Seconds that a program has to end after an interrupt, before it is killed."""
 TOLERANCE = 1e-5
-"""The distance at which a value counts as whole, and, relative to its terms, a row as kept."""
+"""Distance at which a value counts as an integer and, relative to its terms, a row as satisfied."""
 
-_attendant = Attendant("programs", grace_s=0.7)  # what a program has found is told as it ends
+_attendant = Attendant("programs", grace_s=0.7)  # a program reports its result as it ends
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A solver's answer: OPTIMAL within the tolerance that was asked for, INFEASIBLE, or STOPPED.
+    """Answer of a solver: OPTIMAL within the requested tolerance, INFEASIBLE, or STOPPED.
 
-    values, bound
-        (n,) by column, None where there are none; what is proven, -inf where that is nothing.
+    Attributes
+    ----------
+    values
+        (n,) by column, None where there are none.
+    bound
+        Proven bound, -inf where there is none.
     """
 
     outcome: Outcome
@@ -73,15 +78,15 @@ class Asked:
 
 
 class _OtherSession(HighsSession):
-    """One Pyomo model, open in HiGHS for its relaxation, and handed to another solver for each search."""
+    """One Pyomo model, open in HiGHS for its relaxation, and passed to another solver for each search."""
 
     def __init__(self, model: Any, capabilities: frozenset[Capability], **more: Any) -> None:
         super().__init__(model, **more)
         self.capabilities = capabilities
 
     @abstractmethod
-    def _solve(self, asked: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
-        """Two functions: one solves it, the other ends that early, from another thread."""
+    def _solve(self, call: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
+        """Return two functions: one solves the call, the other ends that early, from another thread."""
 
     def search(
         self,
@@ -95,36 +100,36 @@ class _OtherSession(HighsSession):
         cutoff: float | None = None,
         enough: Callable[[], bool] | None = None,
     ) -> Search:
-        """Solve to integrality within the relative `gap`; see the contract."""
+        """Solve to integrality within the relative `gap`, as `Session.search` says."""
         trivial = self._nothing_to_search()
         if trivial is not None:
             return trivial
-        until = time.monotonic() + time_limit_s
+        deadline = time.monotonic() + time_limit_s
         lower, upper = self._lower.copy(), self._upper.copy()
-        held, fixed = self._columns.frozen(frozen)
-        lower[held] = upper[held] = fixed
-        whole = replace(self._matrix.extended(self._added), lower=lower, upper=upper)
-        begin = np.full(len(lower), np.nan) if start is None else self._columns.spread(start)
-        scaled = replace(whole, costs=whole.costs * self._scale, constant=0.0)
+        fixed_columns, fixed = self._columns.frozen(frozen)
+        lower[fixed_columns] = upper[fixed_columns] = fixed
+        model = replace(self._matrix.extended(self._added), lower=lower, upper=upper)
+        start_values = np.full(len(lower), np.nan) if start is None else self._columns.spread(start)
+        scaled = replace(model, costs=model.costs * self._scale, constant=0.0)
         with scratch_folder("model") as folder:
-            asked = Asked(scaled, max(0.1, until - time.monotonic()), gap, begin, Path(folder))
-            work, stop = self._solve(asked)
+            solver_call = Asked(scaled, max(0.1, deadline - time.monotonic()), gap, start_values, Path(folder))
+            work, stop = self._solve(solver_call)
             answers: list[Answer] = []
-            interrupted = _attendant.run(lambda: answers.append(work()), stop, until + GRACE_S)
+            interrupted = _attendant.run(lambda: answers.append(work()), stop, deadline + GRACE_S)
         (answer,) = answers
         point, objective = None, math.inf
-        values = None if answer.values is None else np.clip(answer.values, whole.lower, whole.upper)
-        if values is not None and _holds(whole, values):
-            values[whole.integer] = np.round(values[whole.integer])
-            point, objective = self._point(values, True), float(whole.costs @ values) + whole.constant
+        values = None if answer.values is None else np.clip(answer.values, model.lower, model.upper)
+        if values is not None and _is_feasible(model, values):
+            values[model.integer] = np.round(values[model.integer])
+            point, objective = self._point(values, True), float(model.costs @ values) + model.constant
             on_point(point)
         self._prove(answer, objective, frozen, on_bound)
         if interrupted:
             raise KeyboardInterrupt
         if answer.outcome is Outcome.INFEASIBLE:
             return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
-        if point is None and time.monotonic() < until:  # neither: it may be unbounded, or infeasible as a relaxation
-            relaxed = self.relax(max(0.1, until - time.monotonic()))
+        if point is None and time.monotonic() < deadline:  # the model may be unbounded, or its relaxation infeasible
+            relaxed = self.relax(max(0.1, deadline - time.monotonic()))
             if relaxed.outcome is Outcome.INFEASIBLE:
                 return Search(Outcome.INFEASIBLE, None, math.inf, math.inf)
         finished = answer.outcome is Outcome.OPTIMAL and point is not None
@@ -139,27 +144,29 @@ class _OtherSession(HighsSession):
             on_bound(self._bound)
 
 
-def _holds(matrix: Matrix, values: Floats) -> bool:
-    """Say whether a point within bounds is whole where it must be, and keeps the rows."""
-    whole = values[matrix.integer]
-    activity, room = matrix.rows @ values, TOLERANCE * (1.0 + np.abs(matrix.rows) @ np.abs(values))
-    kept = np.all((activity >= matrix.row_lower - room) & (activity <= matrix.row_upper + room))
-    return bool(kept and np.all(np.abs(whole - np.round(whole)) < TOLERANCE))
+def _is_feasible(matrix: Matrix, values: Floats) -> bool:
+    """Return whether a point within bounds has integers where it must, and satisfies the rows."""
+    integers = values[matrix.integer]
+    activity, tolerance = matrix.rows @ values, TOLERANCE * (1.0 + np.abs(matrix.rows) @ np.abs(values))
+    satisfies_rows = np.all((activity >= matrix.row_lower - tolerance) & (activity <= matrix.row_upper + tolerance))
+    return bool(satisfies_rows and np.all(np.abs(integers - np.round(integers)) < TOLERANCE))
 
 
 @dataclass(frozen=True)
 class Known:
-    """The facts about one of Pyomo's solvers.
+    """Options of one of Pyomo's solvers.
 
+    Attributes
+    ----------
     gap, threads, limit
-        The options that set them; None: it has none, so that it solves to the end, in one thread, and to the time
-        limit as Pyomo hands it over.
+        Names of the options that set them. None: the solver has none. It then solves to the end, in one thread, and
+        Pyomo passes the time limit.
     start
         Whether it takes values to begin with.
     install
-        How to get it.
+        How to install it.
     reserved
-        Its options that poetopt sets itself, and which of ours does.
+        Its options that poetopt sets itself, with poetopt's option.
     """
 
     gap: str | None = None
@@ -196,55 +203,55 @@ class _PyomoSession(_OtherSession):
 
     def __init__(self, model: Any, solver: Any, known: Known, options: Mapping[str, str], **more: Any) -> None:
         super().__init__(model, **more)
-        self._solver, self._known, self._given = solver, known, options
+        self._solver, self._known, self._user_options = solver, known, options
 
-    def _solve(self, asked: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
-        run = _Run(self._log or str(asked.folder / "log"))
-        options: dict[str, object] = dict(self._given)
+    def _solve(self, call: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
+        run = _ProgramRun(self._log or str(call.folder / "log"))
+        options: dict[str, object] = dict(self._user_options)
         if self._known.gap is not None:
-            options[self._known.gap] = asked.gap
+            options[self._known.gap] = call.gap
         if self._known.limit is not None:
-            options[self._known.limit] = asked.seconds
+            options[self._known.limit] = call.seconds
         if self._known.threads is not None and self._threads > 1:
             options[self._known.threads] = self._threads
-        more = {"warmstart": True} if self._known.start and not np.all(np.isnan(asked.start)) else {}
-        model, solver = _as_pyomo(asked.matrix, asked.start), self._solver
+        more = {"warmstart": True} if self._known.start and not np.all(np.isnan(call.start)) else {}
+        model, solver = _to_pyomo(call.matrix, call.start), self._solver
         if isinstance(solver, SystemCallSolver):
-            solver._execute_command = run.execute  # Pyomo's own can't be ended early
+            solver._execute_command = run.execute  # Pyomo's own method can't be ended early
 
         def work() -> Answer:
             try:
-                found = solver.solve(
-                    model, timelimit=math.ceil(asked.seconds), options=options, load_solutions=False, **more
+                results = solver.solve(
+                    model, timelimit=math.ceil(call.seconds), options=options, load_solutions=False, **more
                 )
             except Exception as error:
-                if run.wanted.is_set():
+                if run.stop_requested.is_set():
                     return Answer(Outcome.STOPPED)
-                told = f"{error}\n{run.text}"
-                for key, value in self._given.items():
-                    if re.search(rf"(no match|invalid|unknown|no such).*{re.escape(key)}", told, re.IGNORECASE):
+                output = f"{error}\n{run.text}"
+                for key, value in self._user_options.items():
+                    if re.search(rf"(no match|invalid|unknown|no such).*{re.escape(key)}", output, re.IGNORECASE):
                         raise option_error(key, value, f"{self._solver.name} has no such option") from error
                 raise error if isinstance(error, PoetError) else PoetError(f"{self._solver.name}: {error}") from error
-            for key, value in self._given.items():
+            for key, value in self._user_options.items():
                 if re.search(rf"no match for -?{re.escape(key)}\b", run.text, re.IGNORECASE):
                     raise option_error(key, value, f"{self._solver.name} has no such option")
-            return _answer(model, found, stopped=run.wanted.is_set())
+            return _read_answer(model, results, stopped=run.stop_requested.is_set())
 
-        return work, run.wanted.set
+        return work, run.stop_requested.set
 
 
-def _as_pyomo(matrix: Matrix, start: Floats) -> Any:
-    """The arrays as a model of Pyomo's, whose variable `x[column]` has the start's value."""
+def _to_pyomo(matrix: Matrix, start: Floats) -> Any:
+    """Return the arrays as a Pyomo model, whose variable `x[column]` has the start's value."""
     model: Any = pyo.ConcreteModel()
-    finite = [
+    bounds = [
         (None if low == -math.inf else low, None if high == math.inf else high)
         for low, high in zip(matrix.lower.tolist(), matrix.upper.tolist(), strict=True)
     ]
-    whole = matrix.integer.tolist()
+    is_integer = matrix.integer.tolist()
     model.x = pyo.Var(
-        range(len(finite)),
-        domain=lambda _, column: pyo.Integers if whole[column] else pyo.Reals,
-        bounds=lambda _, column: finite[column],
+        range(len(bounds)),
+        domain=lambda _, column: pyo.Integers if is_integer[column] else pyo.Reals,
+        bounds=lambda _, column: bounds[column],
     )
     for column in np.flatnonzero(~np.isnan(start)).tolist():
         model.x[column].set_value(float(start[column]), skip_validation=True)
@@ -271,40 +278,40 @@ def _as_pyomo(matrix: Matrix, start: Floats) -> Any:
     return model
 
 
-def _answer(model: Any, found: Any, *, stopped: bool) -> Answer:
-    condition = str(found.solver.termination_condition)
+def _read_answer(model: Any, results: Any, *, stopped: bool) -> Answer:
+    condition = str(results.solver.termination_condition)
     if condition == "infeasible" and not stopped:
         return Answer(Outcome.INFEASIBLE)
     if condition == "unbounded":
         raise unbounded()
     values = None
-    if len(found.solution) and condition != "intermediateNonInteger":
-        found.solver.status = SolverStatus.ok  # else it warns of those that were stopped
-        model.solutions.load_from(found, default_variable_value=0.0)
+    if len(results.solution) and condition != "intermediateNonInteger":
+        results.solver.status = SolverStatus.ok  # otherwise Pyomo warns of stopped solvers
+        model.solutions.load_from(results, default_variable_value=0.0)
         values = np.array([variable.value or 0.0 for variable in model.x.values()], dtype=float)
     try:
-        bound = float(found.problem.lower_bound)
+        bound = float(results.problem.lower_bound)
     except (TypeError, ValueError):
         bound = -math.inf
     optimal = condition == "optimal" and not stopped
     return Answer(Outcome.OPTIMAL if optimal else Outcome.STOPPED, values, bound)
 
 
-class _Run:
-    """One run of a program, in a session of its own: a Ctrl-C in the terminal is for us to pass on."""
+class _ProgramRun:
+    """One run of a program, in its own process session: poetopt passes a Ctrl-C of the terminal on to it."""
 
     def __init__(self, log: str) -> None:
         self._log = log
-        self.wanted = threading.Event()
+        self.stop_requested = threading.Event()
         self.text = ""
 
     @property
     def last(self) -> str:
-        """The last line that it printed."""
+        """Last line that the program printed."""
         return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
 
     def execute(self, command: Any) -> list[Any]:
-        """Run the command to its end, as Pyomo asks for: its code, and what it printed."""
+        """Run the command to its end; return its exit code and its output, as Pyomo expects."""
         with open(self._log, "a+", encoding="utf-8", errors="replace") as log:
             log.seek(0, 2)
             begin = log.tell()
@@ -322,7 +329,7 @@ class _Run:
                 process.stdin.write(command.script)
                 process.stdin.close()
             while process.poll() is None:
-                if self.wanted.wait(0.02):
+                if self.stop_requested.wait(0.02):
                     process.send_signal(signal.SIGINT)
                     try:
                         process.wait(GRACE_S)
@@ -331,25 +338,25 @@ class _Run:
                         process.wait()
             log.seek(begin)
             self.text = log.read()
-        if process.returncode and not self.wanted.is_set():
-            raise PoetError(f"the solver ended with code {process.returncode}: {self.last or 'it said nothing'}")
+        if process.returncode and not self.stop_requested.is_set():
+            raise PoetError(f"the solver ended with code {process.returncode}: {self.last or 'it printed nothing'}")
         return [0, self.text]
 
 
 class PyomoBackend:
-    """A solver of Pyomo's `SolverFactory`."""
+    """Solver of Pyomo's `SolverFactory`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._known = KNOWN.get(name, Known())
-        more = {Capability.WARM_START} if self._known.start else set()
-        self.capabilities = CAPABILITIES | more | ({Capability.THREADS} if self._known.threads else set())
+        start_capability = {Capability.WARM_START} if self._known.start else set()
+        self.capabilities = CAPABILITIES | start_capability | ({Capability.THREADS} if self._known.threads else set())
 
     def solver(self) -> Any:
-        """Pyomo's object. Raises BackendUnavailableError where the solver isn't there."""
+        """Return Pyomo's solver. Raise `BackendUnavailableError` where it isn't installed."""
         logging.getLogger("pyomo.solvers").setLevel(logging.CRITICAL)
         logging.getLogger("pyomo.opt").setLevel(logging.CRITICAL)
-        Executable.rehash()  # Pyomo remembers another PATH
+        Executable.rehash()  # Pyomo caches an older PATH
         solver = pyo.SolverFactory(self.name)
         if self.name == "cbc" and shutil.which("cbc") is None:
             with suppress(ImportError):
@@ -385,49 +392,49 @@ SCIP_RESERVED = {
 
 
 class _ScipSession(_OtherSession):
-    """One Pyomo model, for SCIP by pyscipopt: it brings no program."""
+    """One Pyomo model, for SCIP by pyscipopt, which has no program."""
 
     def __init__(self, model: Any, scip_options: Mapping[str, str], **more: Any) -> None:
         super().__init__(model, **more)
         self._scip_options = scip_options
 
-    def _solve(self, asked: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
+    def _solve(self, call: Asked) -> tuple[Callable[[], Answer], Callable[[], None]]:
         from pyscipopt import Model
 
         scip: Any = Model()
         scip.hideOutput()
-        variables = _pass_to_scip(scip, asked.matrix)
+        variables = _pass_to_scip(scip, call.matrix)
         for key, value in self._scip_options.items():
             _set_scip(scip, key, value)
-        for key, number in {"limits/time": asked.seconds, "limits/gap": asked.gap, "timing/clocktype": 2}.items():
+        for key, number in {"limits/time": call.seconds, "limits/gap": call.gap, "timing/clocktype": 2}.items():
             scip.setParam(key, number)
-        begin = scip.createPartialSol()
-        for column in np.flatnonzero(~np.isnan(asked.start)).tolist():
-            scip.setSolVal(begin, variables[column], float(asked.start[column]))
-        scip.addSol(begin, free=True)
+        start = scip.createPartialSol()
+        for column in np.flatnonzero(~np.isnan(call.start)).tolist():
+            scip.setSolVal(start, variables[column], float(call.start[column]))
+        scip.addSol(start, free=True)
 
         def work() -> Answer:
             scip.optimizeNogil()
             if self._log is not None:
-                # its running output can't be had: it would be written without Python's lock
-                account = asked.folder / "statistics"
-                scip.writeStatistics(str(account))
+                # SCIP's running output can't be logged: SCIP would write it without Python's lock
+                statistics = call.folder / "statistics"
+                scip.writeStatistics(str(statistics))
                 with open(self._log, "a", encoding="utf-8") as file:
-                    file.write(account.read_text(encoding="utf-8", errors="replace"))
+                    file.write(statistics.read_text(encoding="utf-8", errors="replace"))
             if scip.getStatus() == "unbounded":
                 raise unbounded()
             best = scip.getBestSol() if scip.getNSols() else None
             values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
-            ended = {"infeasible": Outcome.INFEASIBLE} | dict.fromkeys(("optimal", "gaplimit"), Outcome.OPTIMAL)
-            return Answer(ended.get(scip.getStatus(), Outcome.STOPPED), values, proven)
+            outcomes = {"infeasible": Outcome.INFEASIBLE} | dict.fromkeys(("optimal", "gaplimit"), Outcome.OPTIMAL)
+            return Answer(outcomes.get(scip.getStatus(), Outcome.STOPPED), values, proven)
 
         return work, scip.interruptSolve
 
 
 def _pass_to_scip(scip: Any, matrix: Matrix) -> list[Any]:
-    """Make `matrix` the model of SCIP; its variables, by column."""
+    """Add `matrix` to SCIP's model, and return its variables by column."""
     from pyscipopt import quicksum
     from pyscipopt.scip import ExprCons
 
@@ -447,7 +454,7 @@ def _pass_to_scip(scip: Any, matrix: Matrix) -> list[Any]:
 
 
 def _set_scip(scip: Any, key: str, value: str) -> None:
-    """Set a parameter by its text. Raises OptionError where there is none of that name, or it can't have that value."""
+    """Set a parameter by its text. Raise `OptionError` for an unknown name or a bad value."""
     known = scip.getParams()
     if key not in known:
         hint = closest(key, known) or "; see the list of SCIP's parameters"
@@ -460,7 +467,7 @@ def _set_scip(scip: Any, key: str, value: str) -> None:
 
 
 class _ScipBackend:
-    """SCIP (Zuse Institute Berlin). Where its search is faster than HiGHS's is the formulation `poet`."""
+    """SCIP (Zuse Institute Berlin). It searches faster than HiGHS on the formulation `poet`."""
 
     name = "scip"
     capabilities = CAPABILITIES | {Capability.WARM_START, Capability.BOUND}
@@ -474,7 +481,7 @@ class _ScipBackend:
         options: Mapping[str, str] = NO_OPTIONS,
         log: str | None = None,
     ) -> Session:
-        """Compile `model` for HiGHS and SCIP. Raises BackendUnavailableError without pyscipopt."""
+        """Compile `model` for HiGHS and SCIP. Raise `BackendUnavailableError` without pyscipopt."""
         try:
             from pyscipopt import Model
         except ImportError as error:

@@ -1,4 +1,4 @@
-"""The common part of our backends' sessions: arrays, rows that came late, and the proof of a solved relaxation."""
+"""Common part of the backends' sessions: arrays, added rows, and the proof of a solved relaxation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class MatrixSession(ABC):
     """One Pyomo model as arrays; a backend's session derives from it and solves them.
 
     A subclass sets `_last`, `_activity`, `_relaxed` and, with duals, `_reduced` and `_multipliers` when it has solved
-    the relaxation (through `_solved`), and overrides `_append`, `_delete` and `_fix` where its solver holds the
-    relaxation too.
+    the
+    relaxation, by `_solved`. It overrides `_append`, `_delete` and `_fix` where its solver has the relaxation, too.
     """
 
     capabilities: frozenset[Capability] = frozenset()
@@ -45,27 +45,27 @@ class MatrixSession(ABC):
         self._fixed = 0
         self.work = Work()
 
-    # what a solver that holds the relaxation does
+    # overridden where the solver has the relaxation
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Rows are added; those that weren't there. Raises FormulationError for one over an unknown variable."""
+        """Append rows, and return those that are new. Raise `FormulationError` for a row over an unknown variable."""
         self._columns.compress(rows)
         return rows
 
-    def _delete(self, places: NDArray[np.int32]) -> None:  # noqa: B027 - one that holds no relaxation does nothing
-        """Rows, by their place in the whole, were dropped."""
+    def _delete(self, places: NDArray[np.int32]) -> None:  # noqa: B027 - does nothing without a relaxation
+        """Delete rows, by their index among all rows."""
 
     def _fix(self, columns: NDArray[np.int32], values: Floats) -> None:  # noqa: B027 - likewise
-        """Columns were fixed."""
+        """Fix columns at values."""
 
-    # what a subclass tells
+    # called by subclasses
 
     def _objective(self, value: float) -> float:
-        """A figure of the solver's (scaled, without the constant) in the model's units."""
+        """Return a figure of the solver's (scaled, without the constant) in the model's units."""
         return value / self._scale + self._matrix.constant
 
     def _proven(self, bound: float) -> bool:
-        """Take in a bound on the whole model, in its units; whether it is the best so far."""
+        """Record a bound on the whole model, in its units; return whether it is the best so far."""
         if not math.isfinite(bound) or bound <= self._bound:
             return False
         self._bound = bound
@@ -82,9 +82,9 @@ class MatrixSession(ABC):
         reduced: Floats | None = None,
         multipliers: Floats | None = None,
     ) -> Relaxation:
-        """The relaxation is solved: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled.
+        """Record a solved relaxation: (n,) `values` and `reduced`, (m,) `activity` and `multipliers`, all scaled.
 
-        The m rows are the model's own, and then those that were added.
+        The m rows are the model's own, followed by the added ones.
         """
         self._last, self._activity, self._reduced, self._relaxed = values, activity, reduced, objective
         self._multipliers = multipliers
@@ -93,7 +93,7 @@ class MatrixSession(ABC):
         return Relaxation(Outcome.OPTIMAL, bound, self._point(values, False))
 
     def _nothing_to_solve(self) -> Relaxation | None:
-        """The answer for a model without variables."""
+        """Return the result for a model without variables; None for others."""
         if len(self._columns):
             return None
         return self._solved(0.0, np.zeros(0), np.zeros(len(self._matrix.row_lower) + len(self._added)))
@@ -104,7 +104,7 @@ class MatrixSession(ABC):
         constant = self._matrix.constant
         return Search(Outcome.OPTIMAL, self._point(np.zeros(0), True), constant, constant)
 
-    # the contract
+    # the contract of `Session`
 
     @abstractmethod
     def relax(self, time_limit_s: float) -> Relaxation:
@@ -112,42 +112,42 @@ class MatrixSession(ABC):
 
     @property
     def incumbent_bound(self) -> float:
-        """The best bound proven in this session, also after an interrupt."""
+        """Best bound proven in this session, also after an interrupt."""
         return self._bound
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows found by separators. Raises FormulationError for one over a variable that the model hasn't."""
-        # the time of a separation for each column. Measured on bert and exact_bert_base.
-        self.work.compute(2e-6 * len(self._lower))  # which found them
+        """Append rows found by separators. Raise `FormulationError` for a row over an unknown variable."""
+        # seconds per column of the separation that found them, measured on bert and exact_bert_base
+        self.work.compute(2e-6 * len(self._lower))
         if rows:
             self._added += self._append(rows)
             self._sources.update(row.block for row in rows)
 
     @property
     def added(self) -> Sequence[Row]:
-        """The rows added and not purged."""
+        """Rows added and not purged."""
         return self._added
 
     @property
     def binding(self) -> Sequence[Row]:
-        """Those of them that the last relaxation's bound rests on; all, where there are no multipliers."""
+        """Added rows on which the last relaxation's bound rests; all, where there are no multipliers."""
         if self._multipliers is None:
             return self._added
         base = len(self._matrix.row_lower)
-        rests = self._multipliers[base:] != 0
-        return [row for row, rest in zip(self._added, rests, strict=False) if rest]
+        is_binding = self._multipliers[base:] != 0
+        return [row for row, binds in zip(self._added, is_binding, strict=False) if binds]
 
     @property
     def sources(self) -> frozenset[str]:
-        """The blocks whose rows were ever added."""
+        """Blocks whose rows were ever added."""
         return frozenset(self._sources)
 
     def purge(self) -> int:
-        """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
+        """Drop the added cuts that are slack at the last relaxation, never the model's own rows; return how many."""
         if self._activity is None:
             return 0
         base = len(self._matrix.row_lower)
-        # a cut with more slack than this at the relaxation is purged
+        # cuts with more slack than 1e-6 are purged
         slack = [
             x
             for x, (row, value) in enumerate(zip(self._added, self._activity[base:], strict=False))
@@ -157,7 +157,7 @@ class MatrixSession(ABC):
         return len(slack)
 
     def _forget(self, places: Sequence[int]) -> None:
-        """Drop those of the added rows."""
+        """Drop the added rows at these indices."""
         if not places:
             return
         self._delete(np.array(places, dtype=np.int32) + len(self._matrix.row_lower))
@@ -169,41 +169,41 @@ class MatrixSession(ABC):
 
     @property
     def tightened(self) -> bool:
-        """Say whether `tighten` has fixed anything."""
+        """Whether `tighten` has fixed any variable."""
         return bool(self._fixed)
 
     def tighten(self, cutoff: float) -> int:
-        """Fix what no solution better than `cutoff` can change; see the contract."""
+        """Fix variables that no solution better than `cutoff` can change, as `Session.tighten` says."""
         if self._reduced is None or self._last is None:
             return 0
-        down, up = self._settled(cutoff)
-        chosen = np.flatnonzero(down | up).astype(np.int32)
-        if len(chosen):
-            values = np.where(up[chosen], 1.0, 0.0)
-            self._lower[chosen] = self._upper[chosen] = values
-            self._fix(chosen, values)
-        self._fixed = max(self._fixed, len(chosen))
-        return len(chosen)
+        is_zero, is_one = self._fixed_by_reduced_costs(cutoff)
+        columns = np.flatnonzero(is_zero | is_one).astype(np.int32)
+        if len(columns):
+            values = np.where(is_one[columns], 1.0, 0.0)
+            self._lower[columns] = self._upper[columns] = values
+            self._fix(columns, values)
+        self._fixed = max(self._fixed, len(columns))
+        return len(columns)
 
-    def _settled(self, cutoff: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """(n,) the integers that every solution better than `cutoff` has at 0, and at 1, by the reduced costs."""
+    def _fixed_by_reduced_costs(self, cutoff: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return (n,) masks of the integers that are 0, and 1, in every solution better than `cutoff`."""
         assert self._reduced is not None
         assert self._last is not None
         slack = (cutoff - self._matrix.constant) * self._scale - self._relaxed
         slack += 1e-6 * max(1.0, abs(self._relaxed))  # the reduced costs are good to a tolerance
-        down = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
-        up = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
-        return down, up
+        is_zero = self._matrix.integer & (self._last < 1e-9) & (self._reduced > slack)
+        is_one = self._matrix.integer & (self._last > 1 - 1e-9) & (self._reduced < -slack)
+        return is_zero, is_one
 
     def nodes(self) -> Nodes:
-        """The relaxation as it stands, for a tree; see the contract."""
-        raise FormulationError("this backend has no relaxations for a tree of branches (Capability.NODES)")
+        """Return the current relaxation for a tree, as `Session.nodes` says."""
+        raise FormulationError("this backend has no relaxations for branch and bound (Capability.NODES)")
 
     def dual_proof(self) -> DualProof:
-        """The relaxation as it stands, with its last solve's multipliers."""
+        """Return the current relaxation with its last solve's multipliers."""
         whole = self._matrix.extended(self._added)
         multipliers = np.zeros(len(whole.row_lower))
-        if self._multipliers is not None:  # rows that came since, before a solve that was stopped, have none
+        if self._multipliers is not None:  # rows added after the last finished solve have none
             multipliers[: len(self._multipliers)] = self._multipliers / self._scale
         return DualProof(
             constant=whole.constant,
@@ -220,21 +220,21 @@ class MatrixSession(ABC):
 
 
 def refuse_reserved(backend: str, options: Mapping[str, str], reserved: Mapping[str, str]) -> None:
-    """Raise OptionError for a solver's option that poetopt sets itself; `reserved` says which of ours does."""
+    """Raise `OptionError` for a solver's option that poetopt sets itself; `reserved` maps it to poetopt's option."""
     for key in options:
         if key.lower() in reserved:
-            ours = reserved[key.lower()]
-            raise option_error(key, options[key], f"poetopt sets {backend}'s {key} itself; use {ours}")
+            option = reserved[key.lower()]
+            raise option_error(key, options[key], f"poetopt sets {backend}'s {key} itself; use {option}")
 
 
-def option_error(key: str, value: str, told: str) -> OptionError:
-    """The error for a solver's option that can't be had, with what is wrong about it."""
-    return OptionError(f"--solver-option {key}={value}: {told}")
+def option_error(key: str, value: str, reason: str) -> OptionError:
+    """Return the error for a solver's option that can't be set; `reason` says why."""
+    return OptionError(f"--solver-option {key}={value}: {reason}")
 
 
 def unbounded() -> PoetError:
-    """The error for a model whose objective has no least value."""
+    """Return the error for a model whose objective has no minimum."""
     return PoetError(
-        "the model is unbounded: its objective falls without end; check that no block contributes a negative cost "
-        "to a variable that nothing bounds"
+        "the model is unbounded: its objective has no minimum; check that no block adds a negative cost to a variable "
+        "without a bound"
     )

@@ -1,8 +1,8 @@
-"""The contract between the solve loop and whatever solves a model.
+"""Contract between the solve loop and solver backends.
 
-A backend opens a *session* on a Pyomo model: it compiles the model once, solves its relaxation as
-often as asked, takes further rows in between, and solves it to integrality from a warm start.
-Figures are in the model's own units; a session may scale internally.
+A backend opens a *session* on a Pyomo model. The session compiles the model once, solves its relaxation as often as
+asked, takes further rows in between, and solves the model to integrality from a warm start. Figures are in the model's
+own units; a session may scale internally.
 """
 
 from __future__ import annotations
@@ -31,37 +31,37 @@ BACKENDS = {
     "cbc": "poetopt.backends.solvers.pyomo_solvers:cbc",
     "scip": "poetopt.backends.solvers.pyomo_solvers:scip",
 }
-"""The backends that come with poetopt, by name: the module and the object in it."""
+"""Backends that come with poetopt, by name: the module and the object in it."""
 
 
 class Capability(StrEnum):
-    """An ability of a backend beyond the contract's least; the solve loop asks for these, never for names."""
+    """Ability of a backend beyond the required minimum. The solve loop asks for abilities, never for names."""
 
     WARM_START = "warm start"
-    """`search` begins with the given start."""
+    """`search` begins at `start`."""
     PROGRESS = "progress"
-    """`search` tells improving solutions while it runs, not only when it ends."""
+    """`search` reports improving solutions while it runs, not only when it ends."""
     BOUND = "bound"
-    """A search that is stopped still proves a bound; without it only a finished one does."""
+    """A stopped search still proves a bound; without this ability only a finished one does."""
     CUTOFF = "cutoff"
-    """`search` passes over solutions that aren't better than a cutoff."""
+    """`search` skips solutions that aren't better than a cutoff."""
     THREADS = "threads"
-    """`threads` is obeyed; without it a backend uses one."""
+    """The backend uses `threads` threads; without this ability it uses one."""
     NODES = "nodes"
-    """`nodes` gives the relaxation for a tree of ours, beside the solver's own search."""
+    """`nodes` returns the relaxation for poetopt's own branch and bound, which runs in parallel with the solver's."""
     WORK = "work"
-    """Its work is counted in `work`; without it searches go by the clock."""
+    """`work` counts the backend's work; without this ability searches go by the clock."""
 
 
 class Outcome(StrEnum):
-    """The end of a solve."""
+    """Result of a solve."""
 
     OPTIMAL = "optimal"
-    """Solved within the tolerance that was asked for."""
+    """Solved within the requested tolerance."""
     INFEASIBLE = "infeasible"
-    """Proven to have no solution."""
+    """Proven infeasible."""
     STOPPED = "stopped"
-    """Out of time, or interrupted; there may be a solution and a bound all the same."""
+    """Out of time, or interrupted; there may still be a solution and a bound."""
 
 
 class Point:
@@ -73,17 +73,17 @@ class Point:
         self.integral = integral
 
     def __getitem__(self, variable: Any) -> Floats:
-        """Values of an indexed variable, in index order; 0 for one that no row or cost mentions."""
+        """Return the values of an indexed variable, in index order; 0 for an entry that no row or cost mentions."""
         columns = self._columns(variable)
-        found = np.zeros(len(columns))
-        used = columns >= 0
-        found[used] = self._values[columns[used]]
-        return found
+        values = np.zeros(len(columns))
+        is_column = columns >= 0
+        values[is_column] = self._values[columns[is_column]]
+        return values
 
 
 @dataclass(frozen=True)
 class Relaxation:
-    """A solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL."""
+    """Solved relaxation; `objective` is a valid bound where the outcome is OPTIMAL."""
 
     outcome: Outcome
     objective: float
@@ -92,7 +92,7 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class Search:
-    """A finished or stopped integer solve: the best point, its objective and the proven bound."""
+    """Finished or stopped integer solve: the best point, its objective and the proven bound."""
 
     outcome: Outcome
     point: Point | None
@@ -102,7 +102,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Frozen:
-    """Part of an indexed variable, held at values: `mask` (n,) says where, `values` (n,) at what."""
+    """Entries of an indexed variable that are fixed: `mask` (n,) selects them, `values` (n,) has their values."""
 
     variable: Any
     mask: NDArray[np.bool_]
@@ -111,10 +111,10 @@ class Frozen:
 
 @dataclass(frozen=True)
 class DualProof:
-    """A relaxation as the solver holds it, with multipliers for its rows: all that a bound's proof needs.
+    """Relaxation in the solver, with multipliers of its rows: all that the proof of a bound needs.
 
-    In the model's own units: `costs` (n,) and `constant` of the objective, `lower` and `upper` (n,) of the
-    variables; rows in compressed form with their sides, and one multiplier a row.
+    In the model's own units: `costs` (n,) and `constant` of the objective, `lower` and `upper` (n,) of the variables.
+    The rows are compressed by row; each has two sides and one multiplier.
     """
 
     constant: float
@@ -129,21 +129,21 @@ class DualProof:
     multipliers: list[float]
 
     def rows(self) -> Iterator[tuple[float, float, float, list[int], list[float]]]:
-        """(multiplier, lower, upper, columns, values) of each row."""
-        for x, y in enumerate(self.multipliers):
-            begin, end = self.starts[x], self.starts[x + 1]
-            yield y, self.row_lower[x], self.row_upper[x], self.columns[begin:end], self.values[begin:end]
+        """Yield (multiplier, lower, upper, columns, values) of each row."""
+        for row, multiplier in enumerate(self.multipliers):
+            begin, end = self.starts[row], self.starts[row + 1]
+            yield multiplier, self.row_lower[row], self.row_upper[row], self.columns[begin:end], self.values[begin:end]
 
 
 class Session(Protocol):
     """One model, open in a solver."""
 
     work: Work
-    """Counts what it does, where it is capable of WORK."""
+    """Counter of the session's work, where it is capable of WORK."""
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Its backend's."""
+        """Capabilities of the backend."""
         ...
 
     def relax(self, time_limit_s: float) -> Relaxation:
@@ -151,43 +151,44 @@ class Session(Protocol):
         ...
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Append rows found by separators; one that is there already needn't come again."""
+        """Append rows found by separators; a row that is there already may be skipped."""
         ...
 
     def dual_proof(self) -> DualProof:
-        """The relaxation as it stands, with the multipliers of its last solve."""
+        """Return the current relaxation with the multipliers of its last solve."""
         ...
 
     @property
     def added(self) -> Sequence[Row]:
-        """The rows added and not purged."""
+        """Rows added and not purged."""
         ...
 
     @property
     def binding(self) -> Sequence[Row]:
-        """Those that the last relaxation's bound rests on, with which deeper scopes start."""
+        """Added rows on which the last relaxation's bound rests; deeper scopes start with them."""
         ...
 
     @property
     def sources(self) -> frozenset[str]:
-        """The blocks whose rows were ever added, purged ones included: its bounds may rest on them."""
+        """Blocks whose rows were ever added, purged ones included: the session's bounds may rest on them."""
         ...
 
     def purge(self) -> int:
-        """Drop the added cuts that are slack at the last relaxation (never a row of the model proper)."""
+        """Drop the added cuts that are slack at the last relaxation, never the model's own rows; return how many."""
         ...
 
     def tighten(self, cutoff: float) -> int:
-        """Fix what no solution better than `cutoff` can change, by the last relaxation's reduced costs.
+        """Fix variables that no solution better than `cutoff` can change, by the last relaxation's reduced costs.
 
-        Afterwards the model holds no worse solutions in full: a bound found later is a bound up to `cutoff`.
-        Returns how many variables were fixed.
+        Afterwards the model lacks some worse solutions: a bound found later is a bound up to `cutoff`. Return the
+        number of
+        fixed variables.
         """
         ...
 
     @property
     def tightened(self) -> bool:
-        """Say whether `tighten` has fixed anything."""
+        """Whether `tighten` has fixed any variable."""
         ...
 
     def search(
@@ -204,31 +205,48 @@ class Session(Protocol):
     ) -> Search:
         """Solve to integrality within the relative `gap`.
 
-        Where nothing is better than `cutoff`, the outcome may be INFEASIBLE, or a solution that isn't better; a
-        backend that isn't capable of CUTOFF ignores it.
+        Parameters
+        ----------
+        start
+            Values to begin with, by variable.
+        on_point
+            Called with each improving solution; where the backend isn't capable of PROGRESS, at the end with the best.
+        on_bound
+            Called with the bound as it rises.
+        frozen
+            Variables that keep their values. The bound is then one of that neighbourhood only: it is neither reported
+            nor
+            remembered.
+        cutoff
+            Where no solution is better, the outcome may be INFEASIBLE, or a solution that isn't better. A backend that
+            isn't capable of CUTOFF ignores it.
+        enough
+            Called now and then; the search stops early where it returns True. A backend that can't call it goes on.
 
-        Variables in `frozen` keep the given values; the bound is then one of that neighbourhood only, and
-        neither told nor remembered.
+        Returns
+        -------
+        Search
+            A search that is out of time with a solution is STOPPED and has its point. Its bound is the one proven so
+            far,
+            -inf where there is none. A search that `enough` ends is STOPPED, too.
 
-        `on_point` is called with each improving solution (at the end with the best, where the backend isn't
-        capable of PROGRESS), `on_bound` with the bound as it rises. A search that is out of time with a solution is
-        STOPPED and has its point; its bound is the one proven so far, -inf where there is none.
-        `enough` is asked now and then; where it says so the search ends early, and is STOPPED. A backend that can't
-        be asked goes on.
-        An interrupt (Ctrl-C) stops the search, and is raised as KeyboardInterrupt once it has stopped, or is left
-        behind as one that won't: then nothing is told any more, and the session waits for its end before it goes on.
+        Raises
+        ------
+        KeyboardInterrupt
+            An interrupt (Ctrl-C) has stopped the search, or has left behind a search that doesn't stop. Such a search
+            reports nothing more, and the session waits for its end before it goes on.
         """
         ...
 
     @property
     def incumbent_bound(self) -> float:
-        """The best bound proven in this session, also after an interrupt."""
+        """Best bound proven in this session, also after an interrupt."""
         ...
 
     def nodes(self) -> Nodes:
-        """The relaxation as it stands, once more and on its own.
+        """Return an independent copy of the current relaxation.
 
-        Raises FormulationError in a backend that isn't capable of NODES.
+        Raise `FormulationError` in a backend that isn't capable of NODES.
         """
         ...
 
@@ -237,16 +255,16 @@ NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 
 
 class Backend(Protocol):
-    """A solver: `open` a model in it."""
+    """Solver that opens models."""
 
     @property
     def name(self) -> str:
-        """Its name for `--backend`."""
+        """Name for `--backend`."""
         ...
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """The abilities of its sessions."""
+        """Capabilities of its sessions."""
         ...
 
     def open(
@@ -258,44 +276,55 @@ class Backend(Protocol):
         options: Mapping[str, str] = NO_OPTIONS,
         log: str | None = None,
     ) -> Session:
-        """Compile `model`. `scale` multiplies the objective inside the solver (its tolerances are absolute).
+        """Compile `model` and return a session.
 
+        Parameters
+        ----------
+        scale
+            Factor of the objective inside the solver, whose tolerances are absolute.
         options
             The solver's own options, by its own names.
         log
-            A file to append what the solver prints to.
+            Path of a file to which the solver's output is appended.
 
-        Raises BackendUnavailableError, with how to get it, where the solver isn't installed, and OptionError for an
-        option that the solver doesn't know.
+        Raises
+        ------
+        BackendUnavailableError
+            The solver isn't installed; the message has the command that installs it.
+        OptionError
+            The solver doesn't know an option.
         """
         ...
 
 
 def names() -> tuple[str, ...]:
-    """The backends that are known: our own, then those of the entry points `poetopt.backends`."""
+    """Return the names of the known backends: poetopt's own, then those of the entry points `poetopt.backends`."""
     from importlib.metadata import entry_points
 
     return (*BACKENDS, *sorted(point.name for point in entry_points(group="poetopt.backends")))
 
 
 def backend(name: str | Backend) -> Backend:
-    """The backend called `name`, which may be any solver of Pyomo's; a backend itself is returned as it is.
+    """Return the backend called `name`, which may be any solver of Pyomo's; return a backend unchanged.
 
-    Raises BackendUnavailableError, with the closest names or how to install it.
+    Raise `BackendUnavailableError`, with the closest names or the command that installs it.
     """
     if not isinstance(name, str):
-        if not _whole(name):
+        if not _is_backend(name):
             raise BackendUnavailableError(
-                f"a backend is a name or an object with a name, capabilities and `open`, not a {type(name).__name__}"
+                f"a backend can't be a {type(name).__name__}; give its name, or an object with name, capabilities and "
+                "`open`"
             )
         return name
     if name in BACKENDS:
         module, _, attribute = BACKENDS[name].partition(":")
         try:
-            found: Backend = getattr(importlib.import_module(module), attribute)
+            imported: Backend = getattr(importlib.import_module(module), attribute)
         except ImportError as error:
-            raise _absent(name, INSTALL if name == "highs" else f"pip install 'poetopt[{name}]'", error) from error
-        return found
+            raise _not_installed(
+                name, INSTALL if name == "highs" else f"pip install 'poetopt[{name}]'", error
+            ) from error
+        return imported
     from importlib.metadata import entry_points
 
     for point in entry_points(group="poetopt.backends"):
@@ -304,11 +333,11 @@ def backend(name: str | Backend) -> Backend:
             try:
                 loaded = imports.loaded(point)
             except Exception as error:
-                raise _absent(name, f"pip install --force-reinstall {package}", error) from error
-            if not _whole(loaded):
+                raise _not_installed(name, f"pip install --force-reinstall {package}", error) from error
+            if not _is_backend(loaded):
                 raise BackendUnavailableError(
-                    f"backend '{name}' ({imports.origin(point)}) is a {type(loaded).__name__}, and a backend has a "
-                    "name, capabilities and `open`; tell its authors"
+                    f"backend '{name}' ({imports.origin(point)}) is a {type(loaded).__name__} without name, "
+                    "capabilities and `open`; report it to its authors"
                 )
             return cast("Backend", loaded)
     from pyomo.environ import SolverFactory
@@ -318,13 +347,13 @@ def backend(name: str | Backend) -> Backend:
 
         return PyomoBackend(name)
     raise BackendUnavailableError(
-        f"unknown backend '{name}': there are {', '.join(names())}, and Pyomo's solvers{closest(name, names())}"
+        f"unknown backend '{name}': choose {', '.join(names())}, or a solver of Pyomo's{closest(name, names())}"
     )
 
 
-def _whole(given: object) -> bool:
-    return all(hasattr(given, part) for part in ("name", "capabilities", "open"))
+def _is_backend(candidate: object) -> bool:
+    return all(hasattr(candidate, part) for part in ("name", "capabilities", "open"))
 
 
-def _absent(name: str, command: str, error: Exception) -> BackendUnavailableError:
+def _not_installed(name: str, command: str, error: Exception) -> BackendUnavailableError:
     return BackendUnavailableError(f"backend '{name}' is not installed ({error}); install it with: {command}")

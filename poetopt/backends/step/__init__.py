@@ -1,5 +1,5 @@
-"""A plan bound to addresses: which node runs on which bytes, and what moves where, without a runtime.
+"""Plans bound to addresses: which node runs on which bytes, and which transfers move which tensors, without a runtime.
 
-`poetopt.backends.step.places` says where everything lies, `poetopt.backends.step.program` runs it on this machine with
-kernels that a runtime brings.
+`poetopt.backends.step.places` computes every tensor's address. `poetopt.backends.step.program` runs the plan on this
+machine with the kernels of a runtime.
 """

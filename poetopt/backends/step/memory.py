@@ -17,18 +17,22 @@ if TYPE_CHECKING:
     from poetopt.graph import Array
 
 ALIGNMENT = 64
-"""Every buffer starts at a multiple of it. Kernels that sum in vector registers round by how their input is aligned,
-so two runs can only agree bit by bit where all buffers are aligned alike; onnxruntime's own allocator uses 64, too."""
+"""Alignment of every buffer, in bytes. Kernels that sum in vector registers round by the alignment of their input,
+so two runs agree bit by bit only where all buffers are aligned alike. onnxruntime's own allocator uses 64, too.
+"""
 
 PIECE = 2**20
-"""Bytes of a file that are in memory at once while they are copied."""
+"""Bytes of a file that are in memory at once during a copy."""
 
 POISON = 0xFF
-"""What freed bytes are overwritten with while a plan is checked: NaN as a float, -1 as an integer."""
+"""Byte that overwrites freed memory while a plan is checked: NaN as a float, -1 as an integer."""
 
 
 def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
-    """Numpy's type for a tensor's `dtype`; those that numpy itself lacks (bfloat16) included, bytes for packed ones."""
+    """Return numpy's type for a tensor's `dtype`.
+
+    Types that numpy itself lacks (bfloat16) come from the onnx library; packed types are bytes.
+    """
     if dtype in PACKED:
         return np.dtype(np.uint8)
     try:
@@ -38,12 +42,12 @@ def numpy_dtype(dtype: str) -> np.dtype[np.generic]:
 
         from poetopt.frontends.proto import elem_type
 
-        found: np.dtype[np.generic] = np.dtype(tensor_dtype_to_np_dtype(elem_type(dtype)))
-        return found
+        converted: np.dtype[np.generic] = np.dtype(tensor_dtype_to_np_dtype(elem_type(dtype)))
+        return converted
 
 
 class MappedBlock:
-    """One block of `nbytes` bytes, zero at first, that starts at a page."""
+    """Block of `nbytes` bytes, zero at first, that starts at a page."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -52,22 +56,22 @@ class MappedBlock:
         self.address = int(self.bytes.ctypes.data)
 
     def give_back(self) -> None:
-        """Let the system have the memory until it is touched again; what was in it is lost."""
-        if hasattr(mmap, "MADV_REMOVE"):  # the mapping is a shared one, of which other advice frees nothing
+        """Release the memory to the system until it is touched again. Its contents are lost."""
+        if hasattr(mmap, "MADV_REMOVE"):  # the mapping is shared; other advice frees none of it
             with suppress(OSError):
                 self._map.madvise(mmap.MADV_REMOVE)
 
     def span(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """The bytes from `offset` on, without a copy."""
+        """Return the `nbytes` bytes that begin at `offset`, without a copy."""
         return self.bytes[offset : offset + nbytes]
 
     def view(self, offset: int, tensor: Tensor) -> Array:
-        """`tensor` at `offset`, without a copy."""
+        """Return `tensor` at `offset`, without a copy."""
         return self.span(offset, tensor.nbytes).view(numpy_dtype(tensor.dtype)).reshape(tensor.array_shape)
 
 
 def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], MappedBlock]:
-    """A view for each tensor in a block of their own, side by side."""
+    """Return a view of each tensor in a new block, side by side, and the block."""
     offsets: dict[str, tuple[int, Tensor]] = {}
     end = 0
     for tensor in tensors:
@@ -78,7 +82,7 @@ def pack_apart(tensors: Iterable[Tensor]) -> tuple[Mapping[str, Array], MappedBl
 
 
 def copy_mapped(target: Array, source: Array) -> None:
-    """`np.copyto` that keeps no more than a piece of a file in memory where `source` is mapped from one."""
+    """Copy like `np.copyto`, with at most `PIECE` bytes of a mapped file in memory."""
     if not (source.flags.c_contiguous and target.flags.c_contiguous):
         np.copyto(target, source)
         return
@@ -89,7 +93,7 @@ def copy_mapped(target: Array, source: Array) -> None:
 
 
 def pieces(source: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
-    """All bytes of `source` in order; where it is mapped from a file, piece by piece, so that one is there at once."""
+    """Yield all bytes of `source` in order; those of a mapped file piece by piece, with one piece in memory."""
     base: object = source
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
@@ -103,12 +107,12 @@ def pieces(source: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
 
 
 def bytes_of(array: Array) -> NDArray[np.uint8]:
-    """The bytes of an array that lies in one piece, without a copy of them where it does."""
+    """Return the bytes of an array; a contiguous array isn't copied."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def aligned_copy(array: Array) -> Array:
-    """A read-only copy of `array`, contiguous and aligned; `array` itself where it is both already."""
+    """Return a read-only, contiguous and aligned copy of `array`; `array` itself where it is both already."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
     copy = writable_copy(array)
@@ -117,14 +121,14 @@ def aligned_copy(array: Array) -> Array:
 
 
 def writable_copy(array: Array) -> Array:
-    """A copy of `array`, contiguous and aligned, that may be written to."""
+    """Return a writable copy of `array`, contiguous and aligned."""
     copy = aligned_empty(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """An array of no values yet, contiguous and aligned."""
+    """Return an uninitialized array, contiguous and aligned."""
     nbytes = math.prod(shape) * dtype.itemsize
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     start = -raw.ctypes.data % ALIGNMENT
@@ -132,13 +136,13 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
 
 
 SLICE = 1 << 16
-"""Elements that are worked on at once where nothing of a tensor's size is to be allocated."""
+"""Elements per slice of an update in place, so that no memory of a tensor's size is allocated."""
 
 
 def descend(parameters: Mapping[str, Array], gradients: Mapping[str, Array], lr: float) -> None:
-    """Plain descent in place, p = p - lr g, slice by slice."""
+    """Update `parameters` in place by plain gradient descent, p = p - lr g, slice by slice."""
     for name, parameter in parameters.items():
-        # Of any floating type, for which numpy's own annotations have no arithmetic in place.
+        # any floating type: numpy's annotations have no arithmetic in place for it
         p: Any = parameter.reshape(-1)
         g: Any = gradients[name].reshape(-1)
         for start in range(0, p.size, SLICE):

@@ -1,7 +1,8 @@
-"""A step whose batch comes in parts: the plan's program for each of them, and then the program of what follows.
+"""A step whose batch is split into micro-batches.
 
-Both share arena, resident region and storage. The sums of gradients are zero as the first part begins: those in RAM are
-filled, and what the part reads of the others is zeros.
+The plan's program runs for each part, and the update phase's program runs after the last one. Both share arena,
+resident region and storage. The sums of gradients are zero as the first part begins: those in RAM are filled with
+zeros, and the first part reads zeros in place of the others.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ if TYPE_CHECKING:
 
 
 def cut(graph: TrainingGraph, batch: Batch) -> Iterator[Batch]:
-    """The parts of a batch, in order; without parts, the batch itself."""
+    """Yield the parts of a batch in order; the batch itself where it isn't split."""
     if graph.parts == 1:
         yield batch
         return
     if graph.label_weight:
         weight = graph.label_rule.weights_of(batch[graph.added_inputs[0]]).sum() / graph.parts
         batch = {**batch, graph.label_weight: np.asarray(weight, numpy_dtype(graph.tensors[graph.label_weight].dtype))}
-    for k in range(graph.parts):
+    for part in range(graph.parts):
         size = {name: graph.tensors[name].shape[0] for name in graph.split}
-        yield {n: a[k * size[n] : (k + 1) * size[n]] if n in size else a for n, a in batch.items()}
+        yield {n: a[part * size[n] : (part + 1) * size[n]] if n in size else a for n, a in batch.items()}
 
 
 def mean_loss(losses: Sequence[Array]) -> Array:
-    """The loss of a batch of those of its parts."""
+    """Return the loss of a batch from the losses of its parts."""
     total: Any = sum(losses[1:], losses[0])
     return np.asarray(total / total.dtype.type(len(losses)), total.dtype)
 
@@ -58,34 +59,36 @@ def program_of(
     told: Told = silent,
     watched: Collection[str] = (),
 ) -> Program | Parted:
-    """The program of a plan, whose batch may have parts.
+    """Return the program of a plan, whose batch may be split into parts.
 
+    Parameters
+    ----------
     kernels
-        Gives those of a graph.
+        Returns the kernels of a graph.
     """
-    part = Program(plan, graph, arena, region, kernels(graph), pages, told, watched)
+    program = Program(plan, graph, arena, region, kernels(graph), pages, told, watched)
     if graph.parts == 1:
-        return part
-    after = closing_plan(plan)
-    if after is None or graph.closing is None:
-        return Parted(part, None)
-    return Parted(part, Program(after, graph.closing, arena, region, kernels(graph.closing), pages, told))
+        return program
+    update_plan = closing_plan(plan)
+    if update_plan is None or graph.closing is None:
+        return Parted(program, None)
+    return Parted(program, Program(update_plan, graph.closing, arena, region, kernels(graph.closing), pages, told))
 
 
 def scheduled_names(problem: Problem) -> frozenset[str]:
-    """The tensors that plans of `problem` schedule, and those of what follows the last part."""
+    """Return the names of the tensors that plans of `problem` schedule, the update phase included."""
     return frozenset(t.name for p in (problem, problem.closing) if p is not None for t in p.tensors)
 
 
 def all_slots(plan: Plan, graph: TrainingGraph) -> Mapping[str, int]:
-    """Bytes of each tensor that needs a slot on storage, in the parts or behind them, by name."""
-    after = closing_plan(plan)
-    more = {} if after is None or graph.closing is None else slots(after, graph.closing)
-    return {**more, **slots(plan, graph)}
+    """Return the bytes of each tensor that needs a slot on storage, by name, the update phase included."""
+    update_plan = closing_plan(plan)
+    update_slots = {} if update_plan is None or graph.closing is None else slots(update_plan, graph.closing)
+    return {**update_slots, **slots(plan, graph)}
 
 
 class Parted:
-    """The whole step, as a `Program` is one of a batch without parts."""
+    """Program of a whole step of a split batch, with the interface of `Program`."""
 
     def __init__(self, part: Program, closing: Program | None) -> None:
         self.part, self.closing = part, closing
@@ -97,11 +100,11 @@ class Parted:
 
     @property
     def carried(self) -> Carried:
-        """Of the parts."""
+        """Carried tensors of the parts."""
         return self.part.carried
 
     def load(self, batch: Batch, *, anew: bool = True) -> None:
-        """See `Program.load`; the other parts of the batch are put in place as the step comes to them."""
+        """Load the first part of a batch, as `Program.load` does. The step itself loads the other parts."""
         self._batches = list(cut(self.graph, batch))
         self._losses.clear()
         self.part.load(self._batches[0], anew=anew)
@@ -115,37 +118,37 @@ class Parted:
         self._between = between
 
     def redraw(self, steps: int = 0) -> None:
-        """See `Program.redraw`; for between steps, of which each has so many runs as parts."""
+        """Advance random nodes as `Program.redraw` does, by `steps` whole steps. Call it between steps."""
         self.part.redraw(steps * self.graph.parts)
 
     @property
     def acts(self) -> list[Act]:
-        """The step, act by act."""
-        found: list[Act] = []
-        for k in range(self.graph.parts):
-            found += [partial(self._begin, k), *self.part.acts, self._end]
-        return found + (self.closing.acts if self.closing is not None else [])
+        """The actions of the step, in order."""
+        actions: list[Act] = []
+        for part in range(self.graph.parts):
+            actions += [partial(self._begin, part), *self.part.acts, self._end]
+        return actions + (self.closing.acts if self.closing is not None else [])
 
     @property
     def transfers(self) -> frozenset[int]:
-        """See `Program.transfers`."""
-        count = len(self.part.calls) + 2
-        found = {k * count + 1 + place for k in range(self.graph.parts) for place in self.part.transfers}
-        after = self.closing.transfers if self.closing is not None else ()
-        return frozenset(found.union(self.graph.parts * count + place for place in after))
+        """Indices of the actions that move data, as `Program.transfers`."""
+        n_actions = len(self.part.calls) + 2
+        indices = {part * n_actions + 1 + index for part in range(self.graph.parts) for index in self.part.transfers}
+        update_transfers = self.closing.transfers if self.closing is not None else ()
+        return frozenset(indices.union(self.graph.parts * n_actions + index for index in update_transfers))
 
     def run(self) -> None:
-        """One step. Raises `ExecutionError` where a kernel or the storage fails."""
-        self._through(Program.run)
+        """Run one step. Raise `ExecutionError` where a kernel or the storage fails."""
+        self._run_all_parts(Program.run)
 
     def run_checked(self, batch: Batch) -> None:
-        """See `Program.run_checked`."""
+        """Load `batch` and run one step with freed bytes poisoned, as `Program.run_checked` does."""
         self.arena.bytes.fill(POISON)
         self.region.block.bytes.fill(POISON)
         self.load(batch)
-        self._through(Program.poisoning)
+        self._run_all_parts(Program.poisoning)
 
-    def _through(self, run: Callable[[Program], object]) -> None:
+    def _run_all_parts(self, run: Callable[[Program], object]) -> None:
         for k in range(self.graph.parts):
             self._begin(k)
             run(self.part)
@@ -153,37 +156,37 @@ class Parted:
         if self.closing is not None:
             run(self.closing)
 
-    def _begin(self, k: int) -> None:
-        self._between(k)
-        if k:
-            self.part.load(self._batches[k], anew=False)
-        sums = () if k else self.graph.sums.values()
+    def _begin(self, part: int) -> None:
+        self._between(part)
+        if part:
+            self.part.load(self._batches[part], anew=False)
+        sums = () if part else self.graph.sums.values()
         self.pages.zeros(sums)
         for name in sums:
-            for there in (self.region.given, self.part.carried.in_ram):
-                if name in there:
-                    there[name].fill(0)
+            for arrays in (self.region.given, self.part.carried.in_ram):
+                if name in arrays:
+                    arrays[name].fill(0)
 
     def _end(self) -> None:
         self._losses.append(np.array(self.part.result(self.graph.loss)))
 
     def result(self, name: str) -> Array:
-        """See `Program.result`; the loss is that of the whole batch."""
-        return mean_loss(self._losses) if name == self.graph.loss else self._of(name).result(name)
+        """Return a result of the last step, as `Program.result` does; the loss is that of the whole batch."""
+        return mean_loss(self._losses) if name == self.graph.loss else self._program_with(name).result(name)
 
     def digest(self, name: str) -> bytes:
-        """See `Program.digest`."""
+        """Return the SHA-256 of `result(name)`."""
         if name == self.graph.loss:
             return sha256(bytes_of(self.result(name)).data).digest()
-        return self._of(name).digest(name)
+        return self._program_with(name).digest(name)
 
-    def _of(self, name: str) -> Program:
-        """The program that a result is of."""
-        last = self.closing
-        return self.part if last is None or name in self.part.graph.tensors else last
+    def _program_with(self, name: str) -> Program:
+        """Return the program that computes the result `name`."""
+        closing = self.closing
+        return self.part if closing is None or name in self.part.graph.tensors else closing
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """See `Program.begun`."""
-        more = self.closing.begun if self.closing is not None else {}
-        return {**more, **self.part.begun}
+        """Values that the first step reads, as `Program.begun`."""
+        of_updates = self.closing.begun if self.closing is not None else {}
+        return {**of_updates, **self.part.begun}

@@ -1,14 +1,12 @@
-"""The resident region of a step, in the memory of this machine.
+"""The resident region of a step, random seeds, and carried tensors.
 
-What random nodes draw in a step, so that a training that is resumed goes on with the same numbers.
+A training that is resumed goes on with the same random numbers. A runtime's generator can't be read or set, only
+seeded when its node is prepared. So each random node gets a new seed every `WINDOW` steps: to go on after any number
+of steps takes at most `WINDOW` draws.
 
-A runtime's generator can't be read or set, only seeded when its node is made ready. So it is seeded anew every `WINDOW`
-steps: to go on behind any number of steps takes at most as many draws.
-
-What is carried from step to step and scheduled: parameters, optimizer states and constants, in one file on storage.
-
-Before the first step, what has its home on storage is written to its slot there, and what stays in RAM is put where the
-plan begins with it. A step leaves all of it where the next one begins.
+Carried tensors are the parameters, optimizer states and constants that a plan schedules. Their storage is one file.
+Before the first step, each tensor with its home on storage is written to its slot, and each that stays in RAM is put
+where the plan expects it. A step leaves all of them where the next one reads them.
 """
 
 from __future__ import annotations
@@ -36,16 +34,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ResidentRegion:
-    """The resident region of a step.
+    """Resident region of a step.
 
+    Attributes
+    ----------
     given
-        Parameters and constants by name: what the step reads. Read-only, but for what it updates.
+        Parameters and constants that the step reads, by name. Read-only, except those that it updates.
     written
-        Gradients, statistics and the loss by name of their storage: what the step leaves behind.
+        Gradients, statistics and the loss that the step leaves behind, by name of their storage.
     block
-        The memory of `written`.
+        Memory of `written`.
     first
-        What the step updates in place, as it was before the first step.
+        Values before the first step of the tensors that the step updates in place.
     """
 
     given: Mapping[str, Array]
@@ -57,27 +57,29 @@ class ResidentRegion:
     def of(
         cls, graph: TrainingGraph, scheduled: Collection[str] = (), first: Mapping[str, Array] | None = None
     ) -> ResidentRegion:
-        """The region of `graph`: what changes lies side by side, all else is copied where it isn't aligned.
+        """Return the region of `graph`: changing tensors lie side by side, others are copied only to align them.
 
+        Parameters
+        ----------
         scheduled
-            Names of the tensors that a plan schedules: they have no place here.
+            Names of the tensors that a plan schedules; the region leaves them out.
         first
-            The values before the first step; by default the graph's.
+            Values before the first step; by default the graph's.
         """
         first = graph.values if first is None else first
         changing = {*graph.lasting, *graph.hyperparameters.values()}
         roots = [root for root in resident_storages(graph) if root not in scheduled]
-        held, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
-        for name, array in held.items():
+        variable, _ = pack_apart(graph.tensors[root] for root in roots if root in graph.values and root in changing)
+        for name, array in variable.items():
             copy_mapped(array, first[name])
-        fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in held}
+        fixed = {root: aligned_copy(first[root]) for root in roots if root in graph.values and root not in variable}
         written, block = pack_apart(graph.tensors[root] for root in roots if root not in graph.values)
-        updated = {name: first[name] for name in graph.updaters if name in held}
-        return cls({**fixed, **held}, written, block, updated)
+        updated = {name: first[name] for name in graph.updaters if name in variable}
+        return cls({**fixed, **variable}, written, block, updated)
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """Gives what the first step reads, whatever steps have updated since. Read-only."""
+        """Values that the first step reads, without later updates. Read-only."""
         return {**self.given, **{name: aligned_copy(array) for name, array in self.first.items()}}
 
     def reset(self) -> None:
@@ -86,66 +88,70 @@ class ResidentRegion:
             np.copyto(self.given[name], array)
 
     def address(self, root: str) -> int:
-        """Says where the storage `root` starts."""
+        """Return the address of the storage `root`."""
         array = self.given[root] if root in self.given else self.written[root]
         return int(array.ctypes.data)
 
     def value(self, graph: TrainingGraph, name: str) -> Array:
-        """A resident tensor that the step has written, a view of its storage, without a copy."""
+        """Return a resident tensor that the step has written, as a view of its storage."""
         root = graph.root(name)
         return (self.written if root in self.written else self.given)[root].reshape(graph.tensors[name].shape)
 
 
 WINDOW = 256
-"""Steps for which one seed lasts."""
+"""Number of steps with one seed."""
 
 
 def reseeded(node: Node, window: int) -> Node:
-    """A random node as it draws in a window of steps; in the first one (0), by its own seed."""
+    """Return a random node with the seed of a window of steps; window 0 keeps the node's own seed."""
     if not window:
         return node
-    own = node.attributes.get("seed", node.name)
-    seed = 1 + zlib.crc32(f"{own} {window}".encode()) % 2**20
+    own_seed = node.attributes.get("seed", node.name)
+    seed = 1 + zlib.crc32(f"{own_seed} {window}".encode()) % 2**20
     return replace(node, attributes={**node.attributes, "seed": seed if node.op_type == "Dropout" else float(seed)})
 
 
 class Carried:
-    """The scheduled tensors that no operator of `plan` computes and no batch brings.
+    """Scheduled tensors that neither an operator of `plan` computes nor a batch contains.
 
+    Attributes
+    ----------
     first
-        Their values before the first step, by name. Read-only. Of tables by rows, only the shape counts.
+        Values before the first step, by name. Read-only. Tables by rows have only a shape here.
     in_ram
-        Where those that begin a step in RAM lie then, by name.
+        Views of those that begin a step in RAM, by name.
     used
-        The rows that the batch uses of each table.
+        Rows that the batch uses of each table.
     """
 
     def __init__(self, plan: Plan, graph: TrainingGraph, arena: MappedBlock, pages: PageFile) -> None:
         self._graph, self._pages = graph, pages
         tensors = plan.problem.tensors
         self.first: Mapping[str, Array] = {
-            held.name: graph.values[held.name] for held in tensors if not held.computed and held.name in graph.values
+            tensor.name: graph.values[tensor.name]
+            for tensor in tensors
+            if not tensor.computed and tensor.name in graph.values
         }
         offsets = input_offsets(plan)
         self.in_ram: dict[str, Array] = {}
         self._stored: list[str] = []
         self.used: Mapping[str, tuple[int, ...]] = {}
-        for i, held in enumerate(tensors):
-            if held.name not in self.first:
+        for i, tensor in enumerate(tensors):
+            if tensor.name not in self.first:
                 continue
-            if held.home is Home.RAM:
-                self.in_ram[held.name] = arena.view(offsets[i], graph.tensors[held.name])
-            if held.stored:
-                self._stored.append(held.name)
+            if tensor.home is Home.RAM:
+                self.in_ram[tensor.name] = arena.view(offsets[i], graph.tensors[tensor.name])
+            if tensor.stored:
+                self._stored.append(tensor.name)
 
     def begin(self) -> None:
-        """Put everything where the first step finds it. Raises ExecutionError where the storage fails."""
+        """Put every value where the first step reads it. Raise `ExecutionError` where the storage fails."""
         for name, array in self.first.items():
             table = self._graph.rows.get(name)
             self.put(name, array if table is None else table.values)
 
     def put(self, name: str, array: Array) -> None:
-        """Put a value where a step finds it: of a table, all rows. Raises ExecutionError where the storage fails."""
+        """Put a value where a step reads it; of a table, all rows. Raise `ExecutionError` where the storage fails."""
         if name in self._graph.rows:
             self._pages.choose_all(name)
         elif name in self.in_ram:
@@ -154,54 +160,54 @@ class Carried:
             self._pages.write(name, bytes_of(array))
 
     def take(self, batch: Mapping[str, Array]) -> Mapping[str, Array]:
-        """A batch as the graph reads it; the rows that it uses of tables are those of their tensors from now on."""
+        """Return a batch as the graph reads it, and select the rows that it uses of each table."""
         read, used = taken(self._graph, batch)
         self.used = {name: tuple(rows.tolist()) for name, rows in used.items() if name in self.first}
         return read
 
     def follow(self, used: Mapping[str, tuple[int, ...]]) -> None:
-        """Let tables and their states be these rows of the tables from now on."""
+        """Select these rows of the tables and of their states."""
         tables = {name: rows.of or name for name, rows in self._graph.rows.items()}
         self.used = {name: used[table] for name, table in tables.items() if name in self.first}
         self.choose()
 
     @property
     def begun(self) -> Mapping[str, Array]:
-        """Gives what the first step reads: of tables, the rows that the batch uses, and zeros behind them."""
-        found = dict(self.first)
+        """Values that the first step reads: of tables, the rows that the batch uses, padded with zeros."""
+        values = dict(self.first)
         for name, rows in self.used.items():
-            found[name] = np.zeros_like(self.first[name])
-            found[name][: len(rows)] = self._graph.rows[name].values[list(rows)]
-        return found
+            values[name] = np.zeros_like(self.first[name])
+            values[name][: len(rows)] = self._graph.rows[name].values[list(rows)]
+        return values
 
     def choose(self) -> None:
-        """Let the tensors of tables be the rows that the batch uses."""
+        """Map each table's tensor to the rows that the batch uses."""
         for name, rows in self.used.items():
             self._pages.choose(name, rows, self._graph.tensors[name].nbytes // self._graph.tensors[name].shape[0])
 
     def table(self, name: str) -> Array:
-        """All rows of a table, as the last step left it."""
-        found = np.array(self._graph.rows[name].values, order="C")
-        self._whole(name)
-        self._pages.read(name, bytes_of(found))
+        """Return all rows of a table, as the last step left it."""
+        rows = np.array(self._graph.rows[name].values, order="C")
+        self._select_all_rows(name)
+        self._pages.read(name, bytes_of(rows))
         self.choose()
-        return found
+        return rows
 
-    def _whole(self, name: str) -> None:
-        whole = self._graph.rows[name].values
-        self._pages.choose(name, range(len(whole)), whole.nbytes // len(whole))
+    def _select_all_rows(self, name: str) -> None:
+        values = self._graph.rows[name].values
+        self._pages.choose(name, range(len(values)), values.nbytes // len(values))
 
     def value(self, name: str) -> Array:
-        """Gives what a step has left of one of them. Raises ExecutionError where the storage fails."""
+        """Return the value that a step has left. Raise `ExecutionError` where the storage fails."""
         if name in self.in_ram:
             return self.in_ram[name]
-        found = np.array(self.first[name], order="C")
+        copy = np.array(self.first[name], order="C")
         if name in self._stored:
-            self._pages.read(name, bytes_of(found))
-        return found
+            self._pages.read(name, bytes_of(copy))
+        return copy
 
     def pieces(self, name: str) -> Iterator[NDArray[np.uint8]]:
-        """The bytes of `value(name)` in order, some at a time; each is gone with the next."""
+        """Yield the bytes of `value(name)` in order, some at a time; each piece is valid until the next."""
         if name in self.in_ram or name not in self._stored or name in self._graph.rows:
             yield bytes_of(self.value(name))
         else:
@@ -209,7 +215,7 @@ class Carried:
 
 
 def slots(plan: Plan, graph: TrainingGraph | None = None) -> Mapping[str, int]:
-    """Bytes of each tensor that needs a slot on storage, by name; of tables, all rows."""
+    """Return the bytes of each tensor that needs a slot on storage, by name; of tables, all rows."""
     tensors = plan.problem.tensors
     moved = {step.target for step in plan.instructions if step.action is Action.PAGE_OUT}
     for step in plan.instructions:

@@ -161,7 +161,7 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
         if fits:
             po.emit(narrow, tmp_path / "c")
             continue
-        with pytest.raises(PlanError, match="with the two copies that po_save keeps, the step takes"):
+        with pytest.raises(PlanError, match="with the two copies of po_save, the step needs"):
             po.emit(narrow, tmp_path / "c")
         assert not (tmp_path / "c").exists()
     odd = replace(plan, problem=replace(plan.problem, storage_erase_bytes=1000))

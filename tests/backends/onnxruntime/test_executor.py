@@ -237,7 +237,7 @@ def test_plans_that_can_t_be_executed() -> None:
         execute(plan, ram_bytes=simulate(plan).peak_bytes - 1)
     with pytest.raises(PlanError, match="solve the model again"):
         execute(plan, graph=problem("lenet").graph)
-    with pytest.raises(PlanError, match="aside for what kernels allocate"):
+    with pytest.raises(PlanError, match="B for what kernels allocate"):
         execute(replace(plan, problem=replace(plan.problem, reserve_bytes=0)))
     cut = replace(plan, instructions=plan.instructions[:-3])
     with pytest.raises(PlanError, match="Every operator must be computed"):

@@ -79,7 +79,7 @@ def test_data_that_don_t_fit_are_refused() -> None:
     with pytest.raises(ModelError, match="holds the label 77"):
         train(store_all(problem("mlp")), 3, 0.1, data={"input": images[:8], "labels": labels})
     for wrong in ({**batch, "labels": labels}, {**batch, "input": images}):
-        with pytest.raises(ModelError, match=r"only the 4 of one batch, which would be paired with .* rows too"):
+        with pytest.raises(ModelError, match=r"only the 4 of one batch, which would repeat with .* rows too"):
             Batches(graph, wrong)
 
 
