@@ -87,7 +87,6 @@ def free(_: Problem, baseline_j: float) -> float:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "a number": (5, "a int is no block"),
     "no build": (odd(build=None), "block 'odd': build must be a function, and is None"),
     "two words": (odd(name="a b"), "block 'a b': its name .* identifier"),
     "a name of the model's": (odd(name="space"), "block 'space': models already have an attribute of this name"),
