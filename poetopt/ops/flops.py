@@ -203,7 +203,7 @@ def work(operator: Operator, tensors: Mapping[str, Tensor]) -> tuple[Work, ...]:
     Raises
     ------
     ModelError
-        If a node names a tensor that `tensors` lacks.
+        A node names a tensor that `tensors` lacks.
     """
     if operator.view:
         return tuple(Work(0, 0) for _ in operator.nodes)

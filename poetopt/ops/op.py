@@ -45,10 +45,10 @@ MASKED = -2
 class Steps(StrEnum):
     """Number of steps that an evaluation takes."""
 
-    PLAIN = "a few an element"
+    PLAIN = "a few per element"
     COUNTED = "its FLOPs"
     MANY = "interpolation, sorting, scattering"
-    UNKNOWN = "it depends on what is in its operands, or nobody applies it to constants"
+    UNKNOWN = "dependent on operand values, or never applied to constants"
 
 
 class Origin(StrEnum):
@@ -63,7 +63,7 @@ class Choice(StrEnum):
     """Kind of integers that select something."""
 
     LABELS = "classes, along the second axis"
-    INDICES = "places along `axis`"
+    INDICES = "positions along `axis`"
 
 
 @dataclass(frozen=True, slots=True)

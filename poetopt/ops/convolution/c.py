@@ -59,16 +59,16 @@ def _loop_pairs(dims: Geometry, *pairs: tuple[str, str]) -> tuple[tuple[str, str
 def forward_tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tilings of a convolution: x, w and bias to y."""
     dims = geometry(call, call.input(0), call.input(1), call.output())
-    return (*_image_tilings(call, dims, forward=True), *forward_rows(call, dims))
+    return (*_channel_tilings(call, dims, forward=True), *forward_rows(call, dims))
 
 
 def input_tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tilings of a gradient by the input, or of a ConvTranspose: dY and w to dX."""
     dims = geometry(call, call.output(), call.input(1), call.input(0))
-    return (*_image_tilings(call, dims, forward=False), *input_rows(call, dims))
+    return (*_channel_tilings(call, dims, forward=False), *input_rows(call, dims))
 
 
-def _image_tilings(call: Call, dims: Geometry, *, forward: bool) -> tuple[Tiling, ...]:
+def _channel_tilings(call: Call, dims: Geometry, *, forward: bool) -> tuple[Tiling, ...]:
     """Return the tilings by channels, groups and pixels of images: from x to y, or from dY to dX."""
     source, target, summed, channels = (X, Y, "c", "o") if forward else (Y, X, "o", "c")
     all_source, all_target = (dims.ins, dims.outs) if forward else (dims.outs, dims.ins)
@@ -92,7 +92,7 @@ def _image_tilings(call: Call, dims: Geometry, *, forward: bool) -> tuple[Tiling
         group = [f" + g * {step}" for step in (y_apart["g"], x_apart["g"], w_apart["g"], all_target)]
         y_g, x_g, w_g, c_g = group if dims.groups > 1 else [""] * 4
         y, x = f"y + n * {y_apart['b']}{y_g}", f"x + n * {x_apart['b']}{x_g}"
-        operands = x, f"w{w_g}", bias if bias == "NULL" else f"c{c_g}"
+        addresses = x, f"w{w_g}", bias if bias == "NULL" else f"c{c_g}"
         to = (y, y if variants.alone else chunk.scratch) if variants.fine else (y,)
         (rows, columns), apart = dims.out, w_apart["o"]
         taps = (
@@ -105,24 +105,24 @@ def _image_tilings(call: Call, dims: Geometry, *, forward: bool) -> tuple[Tiling
         planes: tuple[int, ...]
         if dims.pointwise and variants.fine:
             line = called(
-                "po_pointwise_piece", *to, *operands, own_channels, all_source, begin, summed_channels, size, *steps
+                "po_pointwise_piece", *to, *addresses, own_channels, all_source, begin, summed_channels, size, *steps
             )
         elif dims.pointwise:
             lies = variants.count(letters[-1], loops, chunk), y_apart[channels], x_apart[summed]
-            line = called("po_pointwise_image", *to, *operands, own_channels, summed_channels, *lies, *steps, adds)
+            line = called("po_pointwise_image", *to, *addresses, own_channels, summed_channels, *lies, *steps, adds)
         elif forward and variants.fine:
             planes = rows, columns, size, columns, 1, *dims.size, *dims.kernel
             line = called(
-                "po_conv_piece", *to, *operands, own_channels, all_source, begin, summed_channels, *planes, *taps
+                "po_conv_piece", *to, *addresses, own_channels, all_source, begin, summed_channels, *planes, *taps
             )
         elif forward:
             planes = rows, columns, size, columns, 1, prod(dims.size), *dims.size, *dims.kernel
-            line = called("po_conv", *to, *operands, own_channels, summed_channels, *planes, *taps, adds, 0)
+            line = called("po_conv", *to, *addresses, own_channels, summed_channels, *planes, *taps, adds, 0)
         elif variants.fine:
             line = called(
                 "po_image_by_input_piece",
                 *to,
-                *operands,
+                *addresses,
                 all_source,
                 own_channels,
                 begin,
@@ -132,7 +132,7 @@ def _image_tilings(call: Call, dims: Geometry, *, forward: bool) -> tuple[Tiling
             )
         else:
             planes = *image, prod(dims.size), size
-            line = called("po_image_by_input", *to, *operands, summed_channels, own_channels, *planes, apart, adds)
+            line = called("po_image_by_input", *to, *addresses, summed_channels, own_channels, *planes, apart, adds)
         return _for_images(dims, groups, (("x", at_x), ("w", at_w)), at_y, bias, line)
 
     alone = all_source <= min(parts) and not (dims.pointwise and call.has(2))
@@ -239,15 +239,15 @@ def _refuses_transposed(call: Call) -> str | None:
 
 def _conv(call: Call, arguments: Arguments) -> str:
     dims = geometry(call, call.input(0), call.input(1), call.output())
-    return _all_images(call, arguments, dims, "po_convolution", (dims.outs, dims.ins), (dims.ins, 1))
+    return _image_calls(call, arguments, dims, "po_convolution", (dims.outs, dims.ins), (dims.ins, 1))
 
 
 def _by_input(call: Call, arguments: Arguments) -> str:
     dims = geometry(call, call.output(), call.input(1), call.input(0))
-    return _all_images(call, arguments, dims, "po_convolution_by_input", (dims.ins, dims.outs), (1, dims.ins))
+    return _image_calls(call, arguments, dims, "po_convolution_by_input", (dims.ins, dims.outs), (1, dims.ins))
 
 
-def _all_images(
+def _image_calls(
     call: Call, arguments: Arguments, dims: Geometry, function: str, planes: tuple[int, int], steps: tuple[int, int]
 ) -> str:
     """Return C for whole operands; `planes` are those of a written and of a read image, `steps` the weights'."""

@@ -72,17 +72,17 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
             f"transposed/{parts}",
             max(product + 0.2 * passes, 0.47 * passes) + 0.3 * batch * columns * group + extra,
             columns * item // parts + joined + (w.nbytes // parts if parts > 1 else 0),
-            partial(_by_parts, transposed, dy=dy, w=w, window=window, group=group, parts=parts),
+            partial(_build_by_parts, transposed, dy=dy, w=w, window=window, group=group, parts=parts),
         )
-        if group == 1 and _foldable(window, opset):
+        if group == 1 and _is_foldable(window, opset):
             folded = batch * columns * item // parts
             yield Costed(
                 f"folded/{parts}",
                 product + 0.4 * w.size + 2.2 * batch * columns + extra,
                 folded + max(folded, dy.nbytes) + joined + (w.nbytes // parts if parts > 1 else 0),
-                partial(_by_parts, _folded, dy=dy, w=w, window=window, group=group, parts=parts),
+                partial(_build_by_parts, _fold_columns, dy=dy, w=w, window=window, group=group, parts=parts),
             )
-    if _flippable(window):
+    if _is_flippable(window):
         single = window.taps == 1
         unfolded = 0 if single else 4 * w.shape[0] // group * window.taps * math.prod(window.size)
         slices = unfolded if w.shape[1] > math.prod(window.size) else 0 if single else CONV_SLICE
@@ -90,11 +90,11 @@ def candidates(dy: Tensor, w: Tensor, window: Window, group: int, opset: int) ->
             "flipped",
             max(product * (0.75 if single else 1.15), 0.25 * passes) + (0.5 if single else 5.0) * w.size + steps_ns(1),
             max((1 if single else 2) * w.nbytes, w.nbytes + slices),
-            partial(_flipped, dy=dy, w=w, window=window, group=group),
+            partial(_flip_kernel, dy=dy, w=w, window=window, group=group),
         )
 
 
-def _by_parts(
+def _build_by_parts(
     build: Construction, k: OperatorBuilder, *, dy: Tensor, w: Tensor, window: Window, group: int, parts: int
 ) -> Tensor:
     bounds = [w.shape[1] * part // parts for part in range(parts + 1)]
@@ -102,19 +102,19 @@ def _by_parts(
     return k.concat(pieces, 1)
 
 
-def _foldable(window: Window, opset: int) -> bool:
+def _is_foldable(window: Window, opset: int) -> bool:
     # onnxruntime's Col2Im is wrong for one or three axes if one is dilated; two axes have a separate kernel
     # ONNX has Col2Im from opset 18 on
     return opset >= 18 and window.rank == 2 and not (window.taps == 1 and window.unit_stride)
 
 
-def _flippable(window: Window) -> bool:
+def _is_flippable(window: Window) -> bool:
     reach = [(k - 1) * d for k, d in zip(window.kernel, window.dilations, strict=True)]
     pads = zip(reach, window.before, window.declared_after, strict=True)
     return window.unit_stride and all(0 <= b <= r and 0 <= a <= r for r, b, a in pads)
 
 
-def _flipped(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+def _flip_kernel(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     outputs, inputs = w.shape[:2]
     spatial = window.kernel
     axes = range(len(spatial))
@@ -127,7 +127,7 @@ def _flipped(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: i
     return k.conv(dy, kernel, strides=window.strides, dilations=window.dilations, pads=pads, group=group)
 
 
-def _folded(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
+def _fold_columns(k: OperatorBuilder, dy: Tensor, w: Tensor, window: Window, group: int) -> Tensor:
     batch, outputs, inputs = dy.shape[0], *w.shape[:2]
     positions = math.prod(window.out)
     axes = range(window.rank)

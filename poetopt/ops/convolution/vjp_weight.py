@@ -47,29 +47,29 @@ def weight_gradient(k: OperatorBuilder, x: Tensor, dy: Tensor, w: Tensor, window
 def candidates(problem: WeightProblem, *, apart_in_groups: bool = True) -> Iterator[Costed]:
     """Yield every construction that is valid for the problem."""
     if problem.group == 1:
-        yield from _by_images(problem)
-        yield from _by_rows(problem)
-        yield from _by_taps(problem)
-        yield from _whole(problem)
+        yield from _image_constructions(problem)
+        yield from _row_constructions(problem)
+        yield from _tap_constructions(problem)
+        yield from _whole_constructions(problem)
     elif apart_in_groups and problem.batch > 1:
-        yield _apart(problem)
-    yield _swapped(problem)
+        yield _apart_construction(problem)
+    yield _swap_construction(problem)
 
 
-def _product(problem: WeightProblem) -> float:
+def _product_ns(problem: WeightProblem) -> float:
     return 2.0 * problem.w.size * problem.batch * problem.positions / FLOPS_PER_NS
 
 
-def _moved(problem: WeightProblem) -> float:
+def _moved_elements(problem: WeightProblem) -> float:
     return problem.x.size + problem.dy.size if problem.batch > 1 else 0.0
 
 
-def _unfolding(elements: float, taps: int, item: int) -> float:
+def _unfold_ns(elements: float, taps: int, item: int) -> float:
     # elements beyond a core's cache have to be fetched again
     return (0.62 if elements * item < 1.6e6 else 0.7) * max(1.0, taps / 9) * elements
 
 
-def _by_images(problem: WeightProblem) -> Iterator[Costed]:
+def _image_constructions(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     count, taps, positions = w.shape[1] * problem.window.taps, problem.window.taps, problem.positions
     for parts in (1, 2, 4, 8):
@@ -77,9 +77,9 @@ def _by_images(problem: WeightProblem) -> Iterator[Costed]:
             continue
         elements = 0 if problem.plain else count * positions / parts
         shared = (
-            0.75 * _product(problem)
-            + n * (parts * _unfolding(elements, taps, problem.item) + 0.42 * w.size)
-            + 0.32 * _moved(problem)
+            0.75 * _product_ns(problem)
+            + n * (parts * _unfold_ns(elements, taps, problem.item) + 0.42 * w.size)
+            + 0.32 * _moved_elements(problem)
             + (0.3 * w.size if parts > 1 else 0.0)
             + steps_ns(n * parts)
         )
@@ -97,7 +97,7 @@ def _by_images(problem: WeightProblem) -> Iterator[Costed]:
             )
 
 
-def _by_rows(problem: WeightProblem) -> Iterator[Costed]:
+def _row_constructions(problem: WeightProblem) -> Iterator[Costed]:
     w, n, window = problem.w, problem.batch, problem.window
     if window.kernel[0] == 1 or window.strides[0] != 1 or window.after[0] < 0:
         return
@@ -110,8 +110,8 @@ def _by_rows(problem: WeightProblem) -> Iterator[Costed]:
             continue
         yield Costed(
             f"rows/{parts}",
-            0.75 * _product(problem) * height / window.out[0]
-            + n * (parts * _unfolding(columns / parts, taps, problem.item) + 0.21 * moved + 0.7 * w.size)
+            0.75 * _product_ns(problem) * height / window.out[0]
+            + n * (parts * _unfold_ns(columns / parts, taps, problem.item) + 0.21 * moved + 0.7 * w.size)
             + 0.14 * n * moved * parts
             + 3.9 * w.size
             + steps_ns(n * parts),
@@ -132,7 +132,7 @@ def _rows_bytes(problem: WeightProblem, columns: int, moved: int, parts: int) ->
     return columns * problem.item + (dy.nbytes // n if n > 1 else 0) + max(x.nbytes // n, products)
 
 
-def _by_taps(problem: WeightProblem) -> Iterator[Costed]:
+def _tap_constructions(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n, window = problem.x, problem.dy, problem.w, problem.batch, problem.window
     shares = [
         [len(window.reads(axis, tap)) / window.out[axis] for tap in range(extent)]
@@ -154,8 +154,8 @@ def _by_taps(problem: WeightProblem) -> Iterator[Costed]:
         runs = 2.0 / many * share * window.taps * columns if window.strides[-1] > 1 else 0.0
         yield Costed(
             f"taps/{chunk}",
-            0.83 * _product(problem) * share
-            + (0.4 if chunk > 1 else 0.3) * _moved(problem)
+            0.83 * _product_ns(problem) * share
+            + (0.4 if chunk > 1 else 0.3) * _moved_elements(problem)
             + 0.25 * read
             + runs
             + 0.2 * share * window.taps * columns
@@ -166,15 +166,15 @@ def _by_taps(problem: WeightProblem) -> Iterator[Costed]:
         )
 
 
-def _whole(problem: WeightProblem) -> Iterator[Costed]:
+def _whole_constructions(problem: WeightProblem) -> Iterator[Costed]:
     x, dy, w, n = problem.x, problem.dy, problem.w, problem.batch
     taps = problem.window.taps
     if problem.window.unit_stride:
         yield Costed(
             "flip",
-            _product(problem) / _gemm_share(taps, w.shape[1])
+            _product_ns(problem) / _gemm_share(taps, w.shape[1])
             + 0.4 * w.shape[0] * taps * x.size / w.shape[1]
-            + _moved(problem)
+            + _moved_elements(problem)
             + x.size
             + dy.size
             + 2 * steps_ns(1),
@@ -182,29 +182,29 @@ def _whole(problem: WeightProblem) -> Iterator[Costed]:
             partial(flip, problem=problem),
         )
     if n > 1:
-        yield _apart(problem)
+        yield _apart_construction(problem)
         columns = n * problem.columns_bytes
         yield Costed(
             "batch",
-            0.9 * _product(problem)
+            0.9 * _product_ns(problem)
             + 1.5 * max(1.0, taps / 9) * columns / problem.item
             + 0.5 * w.size
-            + 0.5 * _moved(problem)
+            + 0.5 * _moved_elements(problem)
             + 2 * steps_ns(1),
             max(2 * columns, columns + dy.nbytes) if columns else _operand_bytes(problem),
             partial(unfolded_batch, problem=problem),
         )
 
 
-def _swapped(problem: WeightProblem) -> Costed:
+def _swap_construction(problem: WeightProblem) -> Costed:
     dy, w, n, taps = problem.dy, problem.w, problem.batch, problem.window.taps
     width = w.shape[0] // problem.group
     unfolded = n * problem.positions * taps * problem.item if width > taps else 0
     return Costed(
         "swap",
-        _product(problem) / _gemm_share(taps, width)
+        _product_ns(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
-        + _moved(problem)
+        + _moved_elements(problem)
         + 1.5 * w.size
         + 2 * steps_ns(1),
         (_operand_bytes(problem) if n > 1 else dy.nbytes) + w.nbytes + unfolded,
@@ -212,14 +212,14 @@ def _swapped(problem: WeightProblem) -> Costed:
     )
 
 
-def _apart(problem: WeightProblem) -> Costed:
+def _apart_construction(problem: WeightProblem) -> Costed:
     x, w, n, taps = problem.x, problem.w, problem.batch, problem.window.taps
     width = w.shape[0] // problem.group
     unfolded = problem.positions * taps * problem.item if width > taps else 0
     turned = x.nbytes if w.shape[1] > 1 else 0
     return Costed(
         "apart",
-        _product(problem) / _gemm_share(taps, width)
+        _product_ns(problem) / _gemm_share(taps, width)
         + 0.4 * problem.group * w.shape[1] * taps * n * problem.positions
         + turned / problem.item
         + 1.5 * n * w.size
@@ -327,7 +327,7 @@ def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
     for n in range(problem.batch):
         grads = k.reshape(k.slice(dy, [n], [n + 1], [0]), (w.shape[0], window.out[0] * row))
         # with one part, each moved dY lives only during its product
-        moved = [_moved_down(k, grads, tap, problem) for tap in range(tall)] if parts > 1 else None
+        moved = [_move_down(k, grads, tap, problem) for tap in range(tall)] if parts > 1 else None
         for part in range(parts):
             piece = k.slice(x, [n, part * width], [n + 1, (part + 1) * width], [0, 1])
             columns = k.conv(
@@ -337,14 +337,14 @@ def rows(k: OperatorBuilder, problem: WeightProblem, parts: int = 1) -> Tensor:
             )  # fmt: skip
             columns = k.reshape(columns, (width * taps, height * row))
             for tap in range(tall):
-                right = _moved_down(k, grads, tap, problem) if moved is None else moved[tap]
+                right = _move_down(k, grads, tap, problem) if moved is None else moved[tap]
                 sums[part, tap] = k.gemm(columns, right, sums.get((part, tap)), trans_b=True)
     joined = k.concat([k.concat([sums[part, tap] for tap in range(tall)], 1) for part in range(parts)], 0)
     spread = k.reshape(joined, (w.shape[1], *others, tall, w.shape[0]))
     return k.transpose(spread, [1 + window.rank, 0, window.rank, *range(1, window.rank)])
 
 
-def _moved_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: WeightProblem) -> Tensor:
+def _move_down(k: OperatorBuilder, grads: Tensor, tap: int, problem: WeightProblem) -> Tensor:
     """Move dY of one image [M, L] to the rows of x that `tap` of the first axis reads: [M, L'] with rows of 0."""
     window = problem.window
     row, height = math.prod(window.out[1:]), window.size[0] + window.before[0] + window.after[0]

@@ -37,7 +37,7 @@ from poetopt.autodiff.registry import (
 from poetopt.frontends import checks
 from poetopt.graph import Role, Tensor
 from poetopt.ops import flops
-from poetopt.ops.elementwise.vjp import each, unary
+from poetopt.ops.elementwise.vjp import elementwise_op, unary
 from poetopt.ops.op import AUTO_PAD, EXP, MASKED, Op, Steps, declare
 from poetopt.ops.pieces import affine, masked, positive, strictly_inside
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
@@ -46,8 +46,8 @@ from poetopt.util.errors import MissingVjpError
 if TYPE_CHECKING:
     from poetopt.graph import Array
 
-integers = partial(Op, is_integer=True, blocked=None)
-shares = partial(
+integer_op = partial(Op, is_integer=True, blocked=None)
+softmax_op = partial(
     Op, looks="axis", loss="cross-entropy", pole=MASKED, axis=0, workspace=kernels.softmax, letters=axes.softmax
 )
 
@@ -56,22 +56,22 @@ declare("Clip", op=unary(
     flops=2, settings=(1, 2), range=behind.clip, lists=(1, 2),
     value=lambda x, least=-math.inf, most=math.inf: np.minimum(np.maximum(x, least), most),
 ))  # fmt: skip
-declare("ConvInteger", op=integers(flops=lambda c: 2 * c.n * c.taps(1), attributes={"auto_pad": AUTO_PAD}))
+declare("ConvInteger", op=integer_op(flops=lambda c: 2 * c.n * c.taps(1), attributes={"auto_pad": AUTO_PAD}))
 declare("DequantizeLinear", op=Op(
     flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize, cuts=axes.dequantize, exact=True,
 ))  # fmt: skip
 declare("DynamicQuantizeLinear", op=Op(blocked=None))
 declare("Gelu", op=Op(flops=2 * EXP + 4, attributes={"approximate": ("none", "tanh")}))
-declare("LeakyRelu", op=each(flops=2, keeps_scores=True))
-declare("LogSoftmax", op=shares(flops=flops.logarithms, range=(-math.inf, 0.0)))
-declare("MatMulInteger", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
+declare("LeakyRelu", op=elementwise_op(flops=2, keeps_scores=True))
+declare("LogSoftmax", op=softmax_op(flops=flops.logarithms, range=(-math.inf, 0.0)))
+declare("MatMulInteger", op=integer_op(flops=lambda c: 2 * c.n * c.inputs[0][-1]))
 declare("Mean", op=Op(
     flops=lambda c: c.n * len(c.inputs), evaluation=Steps.PLAIN, range=behind.hull, workspace=kernels.variadic,
 ))  # fmt: skip
-declare("QLinearConv", op=integers(
+declare("QLinearConv", op=integer_op(
     flops=lambda c: c.n * (2 * c.taps(3) + c.has(8)), settings=tuple(range(9)), attributes={"auto_pad": AUTO_PAD},
 ))  # fmt: skip
-declare("QLinearMatMul", op=integers(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
+declare("QLinearMatMul", op=integer_op(flops=lambda c: 2 * c.n * c.inputs[0][-1], settings=tuple(range(8))))
 declare("QuantizeLinear", op=Op(flops=1, blocked=None, settings=(1, 2), operands_check=checks.dequantize))
 declare("Relu", op=unary(
     flops=1, keeps_scores=True, range=behind.monotone(lambda x: max(x, 0.0)), value=partial(np.maximum, 0.0),
@@ -80,10 +80,10 @@ declare("Shrink", "ThresholdedRelu", op=Op(flops=1))
 declare("Sigmoid", op=unary(
     flops=EXP + 3, is_probability=True, loss="bce", range=(0.0, 1.0), value=lambda x: 0.5 * (1.0 + np.tanh(0.5 * x)),
 ))  # fmt: skip
-declare("Softmax", op=shares(
+declare("Softmax", op=softmax_op(
     flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
 ))  # fmt: skip
-declare("Softsign", op=each(flops=3, range=(-1.0, 1.0)))
+declare("Softsign", op=elementwise_op(flops=3, range=(-1.0, 1.0)))
 declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))
 declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0), value=np.tanh))
 

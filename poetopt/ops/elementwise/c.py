@@ -79,7 +79,7 @@ def elementwise(
     )  # fmt: skip
 
 
-def _real(call: Call) -> bool:
+def _is_float32(call: Call) -> bool:
     return call.output().dtype == "float32"
 
 
@@ -90,7 +90,7 @@ def _clip(call: Call) -> str:
             compared = ">" if function == "max" else "<"
             text = (
                 f"po_{function}({text}, {{{letter}}})"
-                if _real(call)
+                if _is_float32(call)
                 else f"({text} {compared} {{{letter}}} ? {text} : {{{letter}}})"
             )
     return text
@@ -122,33 +122,33 @@ def _power(call: Call) -> str:
     return products.get(exponent, "powf({a}, {b})") if exponent is not None else "powf({a}, {b})"
 
 
-def _divided(call: Call, kind: str) -> str:
+def _integer_division(call: Call, kind: str) -> str:
     """Return an integer division that has a result for a divisor of 0 too, which data may contain."""
     return f"po_{kind}_{'int64_t' if call.output().dtype == 'int64' else 'int32_t'}({{a}}, {{b}})"
 
 
 def _quotient(call: Call) -> str:
-    return "{a} / {b}" if call.output().dtype in SCALARS else _divided(call, "div")
+    return "{a} / {b}" if call.output().dtype in SCALARS else _integer_division(call, "div")
 
 
-def _rest(call: Call) -> str:
-    if _real(call):
+def _modulo(call: Call) -> str:
+    if _is_float32(call):
         return "fmodf({a}, {b})"
     if call.output().dtype == "float64":
         return "fmod({a}, {b})"
     return (
         f"({C_TYPES[call.output().dtype]})po_mod({{a}}, {{b}})"
         if not call.integer("fmod", 0)
-        else _divided(call, "rest")
+        else _integer_division(call, "rest")
     )
 
 
-def _real_rest(call: Call) -> str | None:
+def _mod_refuses(call: Call) -> str | None:
     floats = call.output().dtype in SCALARS
     return "Mod of floats without fmod=1 is not supported" if floats and not call.integer("fmod", 0) else None
 
 
-def _folded(pair: str) -> Callable[[Call], str]:
+def _fold_operands(pair: str) -> Callable[[Call], str]:
     def fold(call: Call) -> str:
         text = "{a}"
         for letter, _ in zip(LETTERS[1:], call.inputs[1:], strict=False):
@@ -159,11 +159,11 @@ def _folded(pair: str) -> Callable[[Call], str]:
 
 
 def _sign(call: Call) -> str:
-    zero, one = ("0.0f", "1.0f") if _real(call) else ("0", "1")
+    zero, one = ("0.0f", "1.0f") if _is_float32(call) else ("0", "1")
     return f"({{a}} > {zero} ? {one} : {{a}} < {zero} ? -{one} : {zero})"
 
 
-def _bounds(call: Call) -> str:
+def _clip_gradient(call: Call) -> str:
     """Return the expression of the gradient where the result lies strictly between the bounds, else 0."""
     tests = [
         f"{{b}} {sign} {c_float(call.number(name, 0.0))}"
@@ -179,16 +179,18 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Sub", "{a} - {b}", NUMBERS, EITHER),
     elementwise("Mul", "{a} * {b}", NUMBERS, EITHER),
     elementwise("Div", _quotient, NUMBERS | {"uint8"}, EITHER),
-    elementwise("Mod", _rest, NUMBERS | {"uint8"}, EITHER, refuses=_real_rest),
+    elementwise("Mod", _modulo, NUMBERS | {"uint8"}, EITHER, refuses=_mod_refuses),
     elementwise("Pow", _power, SCALARS),
-    elementwise("Sum", _folded("{} + {}"), REAL, ()),
-    elementwise("Max", _folded("po_max({}, {})"), REAL, ()),
-    elementwise("Min", _folded("po_min({}, {})"), REAL, ()),
-    elementwise("Mean", lambda call: f"({_folded('{} + {}')(call)}) * {c_float(1 / len(call.inputs))}", REAL, ()),
+    elementwise("Sum", _fold_operands("{} + {}"), REAL, ()),
+    elementwise("Max", _fold_operands("po_max({}, {})"), REAL, ()),
+    elementwise("Min", _fold_operands("po_min({}, {})"), REAL, ()),
+    elementwise(
+        "Mean", lambda call: f"({_fold_operands('{} + {}')(call)}) * {c_float(1 / len(call.inputs))}", REAL, ()
+    ),
     elementwise("Neg", "-{a}", NUMBERS),
     elementwise("Abs", "fabsf({a})"),
     elementwise("Sign", _sign, NUMBERS),
-    elementwise("Sqrt", lambda call: "sqrtf({a})" if _real(call) else "sqrt({a})", SCALARS),
+    elementwise("Sqrt", lambda call: "sqrtf({a})" if _is_float32(call) else "sqrt({a})", SCALARS),
     elementwise("Reciprocal", "1.0f / {a}", SCALARS),
     elementwise("Exp", "po_exp({a})"),
     elementwise("Log", "po_log({a})"),
@@ -229,7 +231,7 @@ KERNELS: tuple[Kernel, ...] = (
     elementwise("Dropout", "({c} ? {a} * {b} : 0.0f)", domain=OWN_DOMAIN),
     # gradients: the incoming gradient is first, and the result may overwrite it
     elementwise("Relu.grad_input", "({b} > 0.0f ? {a} : 0.0f)", domain=OWN_DOMAIN),
-    elementwise("Clip.grad_input", _bounds, domain=OWN_DOMAIN),
+    elementwise("Clip.grad_input", _clip_gradient, domain=OWN_DOMAIN),
     elementwise("Sigmoid.grad_input", "{a} * ({b} * (1.0f - {b}))", domain=OWN_DOMAIN),
     elementwise("Tanh.grad_input", "{a} * (1.0f - {b} * {b})", domain=OWN_DOMAIN),
     elementwise("Gelu.grad_input", lambda call: f"{{a}} * {_gelu(call)}_slope({{b}})", domain=OWN_DOMAIN),

@@ -19,29 +19,38 @@ from poetopt.ops.pieces import affine, masked, positive, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import ModelError
 
-each = partial(Op, letters=axes.elementwise)
-unary, arithmetic = partial(each, in_place=(0,)), partial(each, flops=1, in_place=(0, 1))
-variadic = partial(each, flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, workspace=kernels.variadic)
+elementwise_op = partial(Op, letters=axes.elementwise)
+unary, arithmetic_op = partial(elementwise_op, in_place=(0,)), partial(elementwise_op, flops=1, in_place=(0, 1))
+variadic_op = partial(
+    elementwise_op, flops=lambda c: c.n * (len(c.inputs) - 1), evaluation=Steps.PLAIN, workspace=kernels.variadic
+)
 
 declare("Abs", op=unary(flops=1, value=np.abs, range=(0.0, math.inf)))
 declare("Acos", "Acosh", "Asin", "Atanh", op=Op(flops=2 * EXP, pole=ANYWHERE))
-declare("Add", op=arithmetic(
+declare("Add", op=arithmetic_op(
     keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] + b[0], a[1] + b[1])), value=np.add,
     exact=True,
 ))  # fmt: skip
-declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=each(flops=1, blocked=None))
+declare("And", "Ceil", "Floor", "Not", "Or", "Round", "Sign", "Xor", op=elementwise_op(flops=1, blocked=None))
 declare("Asinh", "Atan", "Cosh", "Sinh", "Tan", op=Op(flops=2 * EXP))
 declare("BitShift", op=Op(blocked=None, attributes={"direction": ("LEFT", "RIGHT")}))
 declare("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", op=Op(blocked=None))
-declare("Cast", op=each(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True))
+declare("Cast", op=elementwise_op(flops=0, numbers=Origin.MOVED, keeps_scores=True, is_linear=True, any_type=True))
 declare("CastLike", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED))
 declare("Cos", "Sin", op=unary(flops=EXP, range=(-1.0, 1.0)))
-declare("Div", op=arithmetic(
+declare("Div", op=arithmetic_op(
     keeps_scores=True, is_linear=True, range=behind.pair(behind.quotient), pole=1, exact=True,
     operands_check=checks.divisor, value=np.divide,
 ))  # fmt: skip
-declare("Elu", op=each(flops=EXP + 3, keeps_scores=True))
-declare("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", op=each(flops=1, blocked=None, settings=(0, 1)))
+declare("Elu", op=elementwise_op(flops=EXP + 3, keeps_scores=True))
+declare(
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    op=elementwise_op(flops=1, blocked=None, settings=(0, 1)),
+)
 declare("Erf", op=unary(flops=2 * EXP, range=(-1.0, 1.0), value=np.vectorize(math.erf, otypes=[np.float64])))
 declare("Exp", op=unary(flops=EXP, is_probability=True, range=behind.monotone(behind.exp), value=np.exp))
 declare("HardSigmoid", op=unary(
@@ -54,26 +63,26 @@ declare("Hardmax", op=Op(
 ))  # fmt: skip
 declare("IsInf", "IsNaN", op=Op(flops=1, blocked=None))
 declare("Log", op=unary(flops=EXP, value=np.log, pole=0))
-declare("Max", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
-declare("Min", op=variadic(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
+declare("Max", op=variadic_op(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
+declare("Min", op=variadic_op(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
 declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
-declare("Mod", op=each(flops=1, attributes={"fmod": (0, 1)}, operands_check=checks.divisor))
-declare("Mul", op=arithmetic(
+declare("Mod", op=elementwise_op(flops=1, attributes={"fmod": (0, 1)}, operands_check=checks.divisor))
+declare("Mul", op=arithmetic_op(
     keeps_scores=True, is_linear=True, range=behind.pair(behind.product), value=np.multiply, exact=True,
 ))  # fmt: skip
 declare("Neg", op=unary(flops=1, is_linear=True, range=behind.negated, value=np.negative, exact=True))
 declare("PRelu", op=Op(flops=2, weights=(1,), keeps_scores=True))
-declare("Pow", op=each(flops=EXP, range=behind.power, value=np.power, pole=0))
+declare("Pow", op=elementwise_op(flops=EXP, range=behind.power, value=np.power, pole=0))
 declare("Reciprocal", op=unary(flops=1, value=np.reciprocal, pole=0))
-declare("Selu", op=each(flops=EXP + 3))
+declare("Selu", op=elementwise_op(flops=EXP + 3))
 declare("Softplus", op=unary(flops=2 * EXP + 1, range=(0.0, math.inf), value=partial(np.logaddexp, 0.0)))
 declare("Sqrt", op=unary(flops=1, range=behind.monotone(lambda x: math.sqrt(max(x, 0.0))), pole=0))
-declare("Sub", op=arithmetic(
+declare("Sub", op=arithmetic_op(
     keeps_scores=True, is_linear=True, range=behind.pair(lambda a, b: (a[0] - b[1], a[1] - b[0])),
     value=np.subtract, exact=True,
 ))  # fmt: skip
-declare("Sum", op=variadic(keeps_scores=True, is_linear=True))
-declare("Where", op=each(flops=1, blocked=(0,), range=behind.choice, workspace=kernels.where))
+declare("Sum", op=variadic_op(keeps_scores=True, is_linear=True))
+declare("Where", op=elementwise_op(flops=1, blocked=(0,), range=behind.choice, workspace=kernels.where))
 
 
 @register_vjp("Add", since=7)

@@ -71,28 +71,28 @@ def by_position(line: Line, call: Call, sizes: Sizes, scratch_bytes: int = 0) ->
 HEADER = "po_norm.h"
 
 
-def _along_axis(call: Call) -> Sizes:
+def _axis_sizes(call: Call) -> Sizes:
     """Return the elements before a softmax's axis, its length, and the elements behind it."""
     shape = call.input(0).shape
     axis = call.integer("axis", -1) % len(shape)
     return around(shape, axis)
 
 
-def _classes(call: Call) -> Sizes:
-    """Return `_along_axis` for a loss, whose classes are the second axis."""
+def _class_sizes(call: Call) -> Sizes:
+    """Return `_axis_sizes` for a loss, whose classes are the second axis."""
     shape = call.input(0).shape
     return shape[0], shape[1], prod(shape[2:])
 
 
 def _softmax(call: Call, arguments: Arguments, at: Positions) -> str:
-    outer, size, _ = _along_axis(call)
+    outer, size, _ = _axis_sizes(call)
     logarithm = int(call.node.op_type == "LogSoftmax")
     operands = arguments.outputs[0], arguments.inputs[0]
     return called("po_softmax", *operands, outer, size, at.count, at.outputs[0], at.inputs[0], logarithm)
 
 
 def _softmax_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
-    outer, size, _ = _along_axis(call)
+    outer, size, _ = _axis_sizes(call)
     operands = arguments.outputs[0], *arguments.inputs[:2]
     return called("po_softmax_gradient", *operands, outer, size, at.count, at.outputs[0], *at.inputs[:2])
 
@@ -109,7 +109,7 @@ def _factor_refuses(call: Call) -> str | None:
 
 
 def _cross_entropy_gradient(call: Call, arguments: Arguments, at: Positions) -> str:
-    outer, size, _ = _classes(call)
+    outer, size, _ = _class_sizes(call)
     factor = "1.0f"
     declared = [read("b", call.input(1), arguments.inputs[1])]
     if call.has(2):
@@ -132,7 +132,7 @@ def _factor(call: Call) -> float:
 
 def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
     """Return the C of a likelihood; `parts` is the address of partial sums for the first axis."""
-    outer, size, _ = _classes(call)
+    outer, size, _ = _class_sizes(call)
     operands = arguments.outputs[0], *arguments.inputs[:2]
     sums = parts, at.begun, at.ends, factor
     return called("po_likelihood_loss", *operands, outer, size, at.count, *at.inputs[:2], *sums)
@@ -140,7 +140,7 @@ def _likelihood(call: Call, arguments: Arguments, at: Positions, factor: float, 
 
 def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: float, parts: str = "NULL") -> str:
     """Return the C of log-probabilities and of their loss."""
-    outer, size, _ = _classes(call)
+    outer, size, _ = _class_sizes(call)
     logs, step = arguments.outputs[1], at.outputs[1]
     known = Arguments((logs, *arguments.inputs[1:]), arguments.outputs)
     return block(
@@ -149,14 +149,14 @@ def _cross_entropy(call: Call, arguments: Arguments, at: Positions, factor: floa
     )
 
 
-def _by_labels(call: Call) -> bool:
+def _goes_by_label(call: Call) -> bool:
     """Return whether a loss goes label by label: it ignores labels, or writes no log-probabilities."""
     scores = call.node.op_type == "SoftmaxCrossEntropyLoss" and (len(call.outputs) < 2 or call.outputs[1] is None)
     return scores or "ignore_index" in call.node.attributes
 
 
 def _labels_loss(call: Call, arguments: Arguments) -> str:
-    outer, size, inner = _classes(call)
+    outer, size, inner = _class_sizes(call)
     scores, logs = call.node.op_type == "SoftmaxCrossEntropyLoss", arguments.outputs[1] if arguments.outputs[1:] else ""
     first = called("po_softmax", logs, arguments.inputs[0], outer, size, inner, inner, inner, 1) if logs else ""
     ignores, ignored = int("ignore_index" in call.node.attributes), call.integer("ignore_index", 0)
@@ -166,7 +166,7 @@ def _labels_loss(call: Call, arguments: Arguments) -> str:
     return block(first, called("po_labels_loss", arguments.outputs[0], read_of, arguments.inputs[1], *numbers, mean))
 
 
-def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
+def _whole_code(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
     def code(call: Call, arguments: Arguments) -> str:
         return line(call, arguments, all_positions(call, sizes(call)))
 
@@ -175,32 +175,34 @@ def _whole(line: Line, sizes: Callable[[Call], Sizes]) -> Code:
 
 def _kernel(op_type: str, line: Line, inputs: tuple[int, ...], domain: str = "") -> Kernel:
     """Return the kernel of a softmax; `inputs` and the output have its axis."""
-    code = _whole(line, _along_axis)
+    code = _whole_code(line, _axis_sizes)
     rows = by_row(code, inputs, 1)
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
-        return (*rows(call), *by_position(line, call, _along_axis(call)))
+        return (*rows(call), *by_position(line, call, _axis_sizes(call)))
 
     return Kernel(op_type, code, domain, real, in_place=(0,), tilings=tilings, headers=(HEADER,))
 
 
 def _gradient_tilings(call: Call) -> tuple[Tiling, ...]:
-    rows = along(_whole(_cross_entropy_gradient, _classes), call, [0, 0, *(None for _ in call.inputs[2:])], [0])
-    return (*rows, *by_position(_cross_entropy_gradient, call, _classes(call)))
+    rows = along(
+        _whole_code(_cross_entropy_gradient, _class_sizes), call, [0, 0, *(None for _ in call.inputs[2:])], [0]
+    )
+    return (*rows, *by_position(_cross_entropy_gradient, call, _class_sizes(call)))
 
 
 def _loss(op_type: str, line: Callable[..., str]) -> Kernel:
     """Return the kernel of a sum over all labels; a second output has the log-probabilities."""
 
     def code(call: Call, arguments: Arguments) -> str:
-        if _by_labels(call):
+        if _goes_by_label(call):
             return _labels_loss(call, arguments)
-        return line(call, arguments, all_positions(call, _classes(call)), _factor(call))
+        return line(call, arguments, all_positions(call, _class_sizes(call)), _factor(call))
 
     def tilings(call: Call) -> tuple[Tiling, ...]:
-        if _by_labels(call):
+        if _goes_by_label(call):
             return ()
-        sizes, factor = _classes(call), _factor(call)
+        sizes, factor = _class_sizes(call), _factor(call)
         extent = sizes[0]
 
         def rows(call: Call, arguments: Arguments, begin: str) -> str:
@@ -311,7 +313,7 @@ KERNELS: tuple[Kernel, ...] = (
     _loss("SoftmaxCrossEntropyLoss", _cross_entropy),
     Kernel(
         "SoftmaxCrossEntropyLoss.grad_input",
-        _whole(_cross_entropy_gradient, _classes),
+        _whole_code(_cross_entropy_gradient, _class_sizes),
         OWN_DOMAIN,
         _factor_refuses,
         in_place=(0,),

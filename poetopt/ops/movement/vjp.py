@@ -24,8 +24,8 @@ from poetopt.ops.op import Allowed, Op, Origin, Steps, declare
 from poetopt.ops.runtimes.onnxruntime import axes
 from poetopt.util.errors import ModelError
 
-moved = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
-viewed = partial(moved, is_linear=True, cuts=axes.view, exact=True)
+moving_op = partial(Op, flops=0, numbers=Origin.MOVED, keeps_scores=True, any_type=True)
+view_op = partial(moving_op, is_linear=True, cuts=axes.view, exact=True)
 
 declare("Bernoulli", "Multinomial", op=Op(random=True, newest_opset=21, blocked=None))
 declare("BitCast", op=Op(blocked=None))
@@ -35,8 +35,8 @@ declare("ConstantOfShape", op=Op(flops=0, blocked=None, settings=(0,), lists=(0,
 blocks: Allowed = {"blocksize": 1, "mode": ("DCR", "CRD")}
 declare("DepthToSpace", op=Op(flops=0, attributes=blocks, settings_check=checks.blocks))
 declare("EyeLike", op=Op(flops=0, blocked=None, looks="anywhere"))
-declare("Flatten", op=viewed(axis=1))
-declare("Identity", op=viewed())
+declare("Flatten", op=view_op(axis=1))
+declare("Identity", op=view_op())
 declare("If", "Loop", "Scan", "SequenceMap", op=Op(evaluation=Steps.UNKNOWN))
 declare("Pad", op=Op(
     flops=0, blocked=(1, 2, 3), missing=(2,), settings=(2,), keeps_scores=True, axes=3, lists=(1, 3),
@@ -46,14 +46,14 @@ declare("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"
     flops=0, random=True, newest_opset=21, blocked=None,
 ))  # fmt: skip
 declare("Range", op=Op(flops=0, blocked=None, missing=(0, 1, 2), settings=(0, 1, 2)))
-declare("Reshape", "Unsqueeze", op=viewed(blocked=(1,), lists=(1,)))
+declare("Reshape", "Unsqueeze", op=view_op(blocked=(1,), lists=(1,)))
 declare("Shape", "Size", op=Op(flops=0, asks_shape=True, blocked=None, settings=(0,), any_type=True))
 declare("SpaceToDepth", op=Op(flops=0, attributes=blocks))
-declare("Split", op=moved(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
-declare("Squeeze", op=viewed(blocked=(1,), axes=1, lists=(1,)))
+declare("Split", op=moving_op(blocked=(1,), axis=0, attributes={"num_outputs": 1}, lists=(1,)))
+declare("Squeeze", op=view_op(blocked=(1,), axes=1, lists=(1,)))
 declare("TfIdfVectorizer", op=Op(evaluation=Steps.UNKNOWN, attributes={"mode": ("TF", "IDF", "TFIDF")}))
 declare("Tile", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,)))
-declare("Transpose", op=moved(letters=axes.transpose))
+declare("Transpose", op=moving_op(letters=axes.transpose))
 
 
 @register_vjp("Reshape", since=5)
@@ -82,8 +82,8 @@ def transpose(op: Primal, cotangents: Cotangents) -> Gradients:
     if sorted(perm) != list(range(rank)):
         raise ModelError(f"{op.where}: perm {list(perm)} isn't a permutation of {rank} axes; export the model again")
     inverse = [perm.index(axis) for axis in range(rank)]
-    moved = [axis for axis in inverse if dy.shape[axis] != 1]
-    if moved == sorted(moved):
+    long_axes = [axis for axis in inverse if dy.shape[axis] != 1]
+    if long_axes == sorted(long_axes):
         return (op.view(dy, op.x),)
     return (op.emit("grad_input").transpose(dy, inverse),)
 
@@ -147,7 +147,7 @@ def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     """Return the gradient of a Pad (module docstring). It reads only dY; one temporary of its size."""
     x = op.x
     rank = len(x.shape)
-    before, after = _amounts(op, rank)
+    before, after = _pad_amounts(op, rank)
     mode = op.attr_text("mode", "constant")
     if mode == "constant":
         return k.pad(dy, [-b for b in before], [-a for a in after])
@@ -170,7 +170,7 @@ def pad(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     return k.pad(dy, *cut)
 
 
-def _amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
+def _pad_amounts(op: Primal, rank: int) -> tuple[list[int], list[int]]:
     """Return the elements added before and after each axis; negative if the axis is cut."""
     amounts = op.known_ints(1)
     axes = [axis % rank for axis in op.known_ints(3)] if op.has(3) else list(range(rank))
@@ -190,7 +190,7 @@ class _PadRun:
     step: int
 
     @property
-    def covers(self) -> range:
+    def covered_positions(self) -> range:
         """Positions of the line that the run repeats, ascending."""
         last = self.first + self.step * (self.stop - self.start - 1)
         return range(min(self.first, last), max(self.first, last) + 1)
@@ -210,9 +210,9 @@ def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, m
     if not before and not after:
         return x
     if mode == "edge":
-        return _stretched(k, x, axis, length, before)
+        return _fold_edges(k, x, axis, length, before)
     if mode == "wrap" and max(before, after) > length:
-        return _summed(k, x, axis, length, before)
+        return _fold_repetitions(k, x, axis, length, before)
     step = -1 if mode == "reflect" else 1
     runs = [
         _PadRun(0, before, before if step < 0 else length - before, step),
@@ -220,15 +220,15 @@ def folded(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int, m
         _PadRun(before + length, x.shape[axis], length - 2 if step < 0 else 0, step),
     ]
     runs = [run for run in runs if run.start < run.stop]
-    ends = sorted({end for run in runs for end in (run.covers.start, run.covers.stop)})
+    ends = sorted({end for run in runs for end in (run.covered_positions.start, run.covered_positions.stop)})
     stretches = [
-        reduce(k.add, [run.slice(k, x, axis, low, high) for run in runs if low in run.covers])
+        reduce(k.add, [run.slice(k, x, axis, low, high) for run in runs if low in run.covered_positions])
         for low, high in itertools.pairwise(ends)
     ]
     return k.concat(stretches, axis)
 
 
-def _stretched(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
+def _fold_edges(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
     """Compute `folded` for `edge`: outer elements are added to the first and to the last position."""
     if length == 1:
         return k.reduce_sum(x, [axis])
@@ -240,7 +240,7 @@ def _stretched(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: in
     return k.concat([t for t in (sums[0], middle, sums[1]) if t is not None], axis)
 
 
-def _summed(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
+def _fold_repetitions(k: OperatorBuilder, x: Tensor, axis: int, length: int, before: int) -> Tensor:
     """Compute `folded` for `wrap` at once: the sum of all repetitions, with incomplete ones filled up with zeros."""
     front = -before % length
     back = -(front + x.shape[axis]) % length

@@ -34,7 +34,9 @@ from poetopt.ops.pieces import column_sum, masked, rows_affine, sign
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 
 normalization = partial(Op, weights=(1, 2), normalizes=True)
-grouped = partial(normalization, flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1]))
+group_norm_op = partial(
+    normalization, flops=lambda c: 8 * c.x + 5 * c.inputs[0][0] * c.integer("num_groups", c.inputs[0][1])
+)
 
 declare("BatchNormalization", op=normalization(
     flops=flops.batch_normalization, settings=(3, 4), keeps_scores=True, attributes={"training_mode": (0, 1)},
@@ -45,10 +47,10 @@ declare("BatchNormalization", op=normalization(
 declare("Dropout", op=Op(
     flops=lambda c: 2 * c.x if c.has(2) else 0, random=True, blocked=(1, 2), settings=(1, 2), workspace=kernels.mask,
 ))  # fmt: skip
-declare("GroupNormalization", op=grouped(
+declare("GroupNormalization", op=group_norm_op(
     attributes={"num_groups": 1, "stash_type": (1, 10, 11, 16)}, workspace=kernels.group_normalization,
 ))  # fmt: skip
-declare("InstanceNormalization", op=grouped(operands_check=checks.instance_normalization))
+declare("InstanceNormalization", op=group_norm_op(operands_check=checks.instance_normalization))
 declare("LRN", op=Op(
     flops=lambda c: c.x * (c.integer("size", 1) + 4 + EXP), attributes={"size": 1},
     settings_check=checks.local_response, workspace=kernels.lrn,
@@ -102,7 +104,7 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     dy, x, scale = op.only(cotangents), op.x, op.input(1)
     training = bool(op.attr_int("training_mode", 0))
     mean, var = (op.output(1), op.output(2)) if training else (op.input(3), op.input(4))
-    ones, zeros = (_vector(op, value, scale) for value in (1.0, 0.0))
+    ones, zeros = (_constant_vector(op, value, scale) for value in (1.0, 0.0))
     dscale = dbias = dx = dmean = dvar = None
     centred: Tensor = dy
     of_mean, of_var = (not training and op.need(index) for index in (3, 4))
@@ -130,7 +132,7 @@ def batch_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     return dx, dscale, dbias, dmean, dvar
 
 
-def _vector(op: Primal, value: float, like: Tensor) -> Tensor:
+def _constant_vector(op: Primal, value: float, like: Tensor) -> Tensor:
     """Return a constant vector with the shape and type of `like`."""
     return op.builder.constant(np.full(like.shape, value, like.dtype))
 
@@ -157,8 +159,8 @@ def layer_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
         return (None,) * len(op.inputs)
     k = op.emit("grad_input")
     mean, inv = (k.cast(op.output(index), op.x.dtype) for index in (1, 2))
-    gradients = _row_norm(op, k, op.only((dy, *cotangents[1:])), mean, inv)
-    if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix(op)[1]:
+    gradients = _row_norm_gradients(op, k, op.only((dy, *cotangents[1:])), mean, inv)
+    if op.x.dtype == "float32" and op.has(1) and op.input(1).size == _matrix_shape(op)[1]:
         k.amounts_to(
             "LayerNormalization.gradient", [dy, op.x, op.input(1), mean, inv], gradients, axis=op.attr_int("axis", -1)
         )
@@ -170,14 +172,14 @@ def rms_normalization(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return all gradients; 1 / sqrt(mean of squares + epsilon) is recomputed from X."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
-    rows, columns = _matrix(op)
+    rows, columns = _matrix_shape(op)
     squares = k.reduce_sum(k.mul(k.reshape(op.x, (rows, columns)), k.reshape(op.x, (rows, columns))), [1])
     epsilon = k.graph.scalar(op.attr_float("epsilon", 1e-5), op.x.dtype)
     inv = k.unary("Reciprocal", k.unary("Sqrt", k.add(k.mul(squares, 1.0 / columns), epsilon)))
-    return _row_norm(op, k, dy, None, inv)
+    return _row_norm_gradients(op, k, dy, None, inv)
 
 
-def _matrix(op: Primal) -> tuple[int, int]:
+def _matrix_shape(op: Primal) -> tuple[int, int]:
     """Return the elements before the first normalized axis as rows, and the rest as columns."""
     shape = op.x.shape
     axis = op.attr_int("axis", -1) % len(shape)
@@ -189,7 +191,7 @@ def layer_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return all gradients of a fused LayerNormalization, which writes mean and deviation."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
-    return _row_norm(op, k, dy, op.output(1), k.unary("Reciprocal", op.output(2)))
+    return _row_norm_gradients(op, k, dy, op.output(1), k.unary("Reciprocal", op.output(2)))
 
 
 @register_vjp("RMSNormalization", since=1, domain=DOMAIN)
@@ -197,12 +199,12 @@ def rms_normalization_region(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return all gradients of a fused RMSNormalization, which writes the root of the mean square."""
     dy = op.only(cotangents)
     k = op.emit("grad_input")
-    return _row_norm(op, k, dy, None, k.unary("Reciprocal", op.output(1)))
+    return _row_norm_gradients(op, k, dy, None, k.unary("Reciprocal", op.output(1)))
 
 
-def _row_norm(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
+def _row_norm_gradients(op: Primal, k: OperatorBuilder, dy: Tensor, mean: Tensor | None, inv: Tensor) -> Gradients:
     """Return the gradients from the mean (None: not subtracted) and the inverse deviation of each row."""
-    rows, columns = _matrix(op)
+    rows, columns = _matrix_shape(op)
     inner = op.x.shape[op.attr_int("axis", -1) % len(op.x.shape) :]
     x, d = k.reshape(op.x, (rows, columns)), k.reshape(dy, (rows, columns))
     scale = k.expand(op.input(1), inner) if op.has(1) else k.graph.constant(np.ones(inner, x.dtype))
@@ -243,7 +245,7 @@ def _group_norm(op: Primal, dy: Tensor, groups: int) -> Gradients:
     each = channels // groups
     rows, columns = batch * groups, each * positions
     k = op.emit("grad_input")
-    normal, inv = _normalized(k, k.reshape(x, (rows, columns)), op.attr_float("epsilon", 1e-5))
+    normal, inv = _normalize_rows(k, k.reshape(x, (rows, columns)), op.attr_float("epsilon", 1e-5))
     d = k.reshape(dy, (batch * channels, positions))
     tilted = k.reduce_sum(k.mul(k.reshape(normal, d.shape), d), [1])
     plain = k.reduce_sum(d, [1])
@@ -267,7 +269,7 @@ def _group_norm(op: Primal, dy: Tensor, groups: int) -> Gradients:
     return dx, dscale, dbias
 
 
-def _normalized(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _normalize_rows(k: OperatorBuilder, x: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return the normalized rows of x, and 1 / sqrt(variance + epsilon) [rows, 1], by LayerNormalization."""
     rows = (x.shape[0], 1)
     normal, inv = k.out(x.shape, x.dtype), k.out(rows, "float32", f"{k.name}/inverse_deviation")

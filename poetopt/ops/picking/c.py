@@ -101,8 +101,10 @@ def _add_tilings(call: Call, *, update: bool) -> tuple[Tiling, ...]:
     )
 
 
-def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: str, done: str, taken: str = "1") -> str:
-    """Return C that sums up the terms of each row among `count` numbers, and runs `done` for each element of the sum.
+def row_sums(
+    count: int, inner: int, number: str, sums: str, each: str, term: str, finish: str, condition: str = "1"
+) -> str:
+    """Return C that sums up the terms of each row among `count` numbers, and runs `finish` for each element of the sum.
 
     The terms of a row are summed before they are added to the row: a term that is small against the row would be lost.
 
@@ -114,7 +116,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
         Address of `inner` floats.
     each, term
         C before the terms of position k, and the term of element j.
-    taken
+    condition
         C condition that selects rows.
     """
 
@@ -128,7 +130,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
     while (first < i1 && {at("first")} != row) {{
         ++first;
     }}
-    if (first == i1 && {taken}) {{
+    if (first == i1 && {condition}) {{
         for (int32_t j = 0; j < {inner}; ++j) {{
             sum[j] = 0.0f;
         }}
@@ -141,7 +143,7 @@ def row_sums(count: int, inner: int, number: str, sums: str, each: str, term: st
             }}
         }}
         for (int32_t j = 0; j < {inner}; ++j) {{
-            {done}
+            {finish}
         }}
     }}
 }}"""

@@ -121,17 +121,17 @@ def _sampling(op: Primal) -> _Sampling:
 # --- what is read ---------------------------------------------------------------------------------
 
 
-def _lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) -> list[Line]:
+def _axis_lines(k: OperatorBuilder, grid: Tensor, frame: _Sampling, *, slopes: bool) -> list[Line]:
     """Return one line per axis; the grid's components are in the opposite order."""
     rank = len(frame.sizes)
     flat = k.reshape(grid, (frame.batch, frame.places, rank))
     parts = [k.slice(flat, [rank - 1 - axis], [rank - axis], [2]) for axis in range(rank)]
-    return [_line(k, part, size, frame, slopes) for part, size in zip(parts, frame.sizes, strict=True)]
+    return [_axis_line(k, part, size, frame, slopes) for part, size in zip(parts, frame.sizes, strict=True)]
 
 
-def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes: bool) -> Line:
+def _axis_line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes: bool) -> Line:
     """Return the line of one axis; `part` [batch, places, 1] is between -1 and 1 inside of X."""
-    at, sign = _coordinate(k, part, size, frame.aligned), None
+    at, sign = _to_elements(k, part, size, frame.aligned), None
     if frame.mode == "linear" and frame.padding != "zeros":
         at, sign = _bring_inside(k, at, size, frame)
     first = k.unary("Round" if frame.mode == "nearest" else "Floor", at)
@@ -146,7 +146,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
         slope = slope if sign is None else k.mul(slope, sign)
     if frame.mode != "linear" and frame.padding == "reflection":
         return Line(_reflect(k, k.cast(where, "int64"), size, frame.aligned), weight, slope)
-    inside = _clipped(k, where, size)
+    inside = _clip_to_axis(k, where, size)
     if frame.padding == "zeros":
         mask = k.cast(k.compare("Equal", where, inside), where.dtype)
         weight = k.mul(weight, mask)
@@ -154,7 +154,7 @@ def _line(k: OperatorBuilder, part: Tensor, size: int, frame: _Sampling, slopes:
     return Line(k.cast(inside, "int64"), weight, slope)
 
 
-def _coordinate(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> Tensor:
+def _to_elements(k: OperatorBuilder, part: Tensor, size: int, aligned: bool) -> Tensor:
     """Convert -1 ... 1 to element numbers, in onnxruntime's order of operations."""
     more = k.add(part, k.graph.scalar(1.0, part.dtype))
     if aligned:
@@ -171,7 +171,7 @@ def _polynomial(k: OperatorBuilder, table: NDArray[np.float64], at: Tensor, firs
     return reduce(lambda total, power: k.add(k.mul(total, behind), power), reversed(powers[:-1]), powers[-1])
 
 
-def _clipped(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
+def _clip_to_axis(k: OperatorBuilder, where: Tensor, size: int) -> Tensor:
     bounds = [k.graph.scalar(bound, where.dtype) for bound in (0.0, size - 1.0)]
     return k.node("Clip", [where, *bounds], where.shape, where.dtype)
 
@@ -194,7 +194,7 @@ def _bring_inside(k: OperatorBuilder, at: Tensor, size: int, frame: _Sampling) -
         sign = k.mul(k.sub(one, k.mul(odd, 2.0)), k.sub(one, k.mul(below, 2.0)))
     inner = k.binary("And", k.compare("Greater", at, 0.0), k.compare("Less", at, size - 1.0), "bool")
     edges = k.cast(inner, at.dtype)
-    return _clipped(k, at, size), (edges if sign is None else k.mul(sign, edges))
+    return _clip_to_axis(k, at, size), (edges if sign is None else k.mul(sign, edges))
 
 
 def _reflect(k: OperatorBuilder, where: Tensor, size: int, aligned: bool) -> Tensor:
@@ -211,7 +211,7 @@ def _align_taps(k: OperatorBuilder, line: Tensor, axis: int, rank: int) -> Tenso
     return k.reshape(line, (batch, places, *(taps if a == axis else 1 for a in range(rank))))
 
 
-def _index(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tensor:
+def _flat_indices(k: OperatorBuilder, lines: Sequence[Line], frame: _Sampling) -> Tensor:
     """Return the indices of the elements of a flat channel that are read: int64 [batch, places, read]."""
     rank = len(lines)
     parts = []
@@ -227,7 +227,7 @@ def _product(k: OperatorBuilder, factors: Sequence[Tensor]) -> Tensor:
     return reduce(k.mul, [_align_taps(k, factor, axis, len(factors)) for axis, factor in enumerate(factors)])
 
 
-def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
+def _select_tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
     """Return x[..., number] of x [batch, places, read]."""
     return k.reshape(k.slice(x, [number], [number + 1], [2]), x.shape[:2])
 
@@ -236,21 +236,21 @@ def _tap(k: OperatorBuilder, x: Tensor, number: int) -> Tensor:
 
 
 def _input_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
-    lines = _lines(k, op.input(1), frame, slopes=False)
-    index = k.cast(_index(k, lines, frame), "int32")
+    lines = _axis_lines(k, op.input(1), frame, slopes=False)
+    index = k.cast(_flat_indices(k, lines, frame), "int32")
     weights = k.cast(k.reshape(_product(k, [line.weight for line in lines]), index.shape), dy.dtype)
     flat = k.reshape(dy, (frame.batch, frame.channels, frame.places))
     total = k.zeros((frame.batch, frame.channels, frame.elements), dy.dtype)
     for tap in range(frame.read):
-        where, weight = (k.reshape(_tap(k, t, tap), (frame.batch, 1, frame.places)) for t in (index, weights))
+        where, weight = (k.reshape(_select_tap(k, t, tap), (frame.batch, 1, frame.places)) for t in (index, weights))
         total = k.scatter_add(total, k.expand(where, flat.shape), k.mul(flat, weight), 2)
     return k.reshape(total, op.x.shape)
 
 
 def _grid_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling) -> Tensor:
     batch, channels, places = frame.batch, frame.channels, frame.places
-    lines = _lines(k, op.input(1), frame, slopes=True)
-    index = _index(k, lines, frame)
+    lines = _axis_lines(k, op.input(1), frame, slopes=True)
+    index = _flat_indices(k, lines, frame)
     rows = k.transpose(k.reshape(dy, (batch, channels, places)), [0, 2, 1])
     planes = k.transpose(k.reshape(op.x, (batch, channels, frame.elements)), [0, 2, 1])
     table = k.reshape(planes, (batch * frame.elements, channels))
@@ -259,7 +259,7 @@ def _grid_gradient(k: OperatorBuilder, dy: Tensor, op: Primal, frame: _Sampling)
         index = k.add(index, k.graph.constant(images))
     dots = []
     for tap in range(frame.read):
-        read = k.node("Gather", [table, _tap(k, index, tap)], rows.shape, dy.dtype, axis=0)
+        read = k.node("Gather", [table, _select_tap(k, index, tap)], rows.shape, dy.dtype, axis=0)
         dots.append(k.reduce_sum(k.mul(read, rows), [2]))
     taps = k.reshape(k.cast(k.concat(dots, 2), op.input(1).dtype), (batch, places, *(frame.taps for _ in lines)))
     parts = []

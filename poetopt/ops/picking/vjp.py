@@ -47,28 +47,30 @@ from poetopt.ops.pieces import masked
 from poetopt.ops.runtimes.onnxruntime import axes, kernels
 from poetopt.util.errors import MissingVjpError
 
-gathered = partial(Op, flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, any_type=True)
+gather_op = partial(Op, flops=0, picks=True, blocked=(1,), weights=(0,), numbers=Origin.BETWEEN, any_type=True)
 
 declare("Compress", op=Op(flops=0, picks=True, looks="axis"))
 declare("Expand", op=Op(flops=0, blocked=(1,), numbers=Origin.MOVED, lists=(1,), any_type=True))
-declare("Gather", op=gathered(chooses=Choice.INDICES, keeps_scores=True, axis=0, operands_check=checks.gather))
-declare("GatherElements", op=gathered(chooses=Choice.INDICES, axis=0, operands_check=checks.elements))
+declare("Gather", op=gather_op(chooses=Choice.INDICES, keeps_scores=True, axis=0, operands_check=checks.gather))
+declare("GatherElements", op=gather_op(chooses=Choice.INDICES, axis=0, operands_check=checks.elements))
 declare(
     "GatherND",
-    op=gathered(attributes={"batch_dims": 0}, settings_check=checks.gather_nd, operands_check=checks.gather_nd_indices),
+    op=gather_op(
+        attributes={"batch_dims": 0}, settings_check=checks.gather_nd, operands_check=checks.gather_nd_indices
+    ),
 )
 declare("NonMaxSuppression", op=Op(evaluation=Steps.UNKNOWN, blocked=None, settings=tuple(range(5)), looks="anywhere"))
 declare("NonZero", op=Op(flops=0, blocked=None))
 declare("OneHot", op=Op(flops=0, blocked=None, missing=(2,), settings=(2,)))
 declare("ReverseSequence", op=Op(flops=0, looks="anywhere"))
-added: Allowed = {"reduction": ("none", "add", "mul", "max", "min")}
+reductions: Allowed = {"reduction": ("none", "add", "mul", "max", "min")}
 declare("ScatterElements", op=Op(
     flops=flops.scattered, blocked=(1,), chooses=Choice.INDICES, axis=0, operands_check=checks.elements, in_place=(0,),
-    workspace=kernels.widened_indices, attributes=added,
+    workspace=kernels.widened_indices, attributes=reductions,
 ))  # fmt: skip
 declare("ScatterND", op=Op(
     flops=flops.scattered, blocked=(1,), operands_check=checks.scatter_nd, in_place=(0,), cuts=axes.scatter,
-    attributes=added,
+    attributes=reductions,
 ))  # fmt: skip
 declare("Slice", op=Op(
     flops=0, picks=True, blocked=(1, 2, 3, 4), numbers=Origin.MOVED, keeps_scores=True, axes=3, lists=(1, 2, 3, 4),
@@ -203,23 +205,23 @@ Merge = Callable[[OperatorBuilder, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class _PickedPlaces:
+class _IndexFunctions:
     """Functions that use the indices of a scatter.
 
     Attributes
     ----------
-    picked
+    select
         Returns the elements of a tensor like X at the indices, in the shape of the updates.
-    blanked
+    zero_selected
         Returns a tensor like X with zeros at the indices.
-    added, multiplied
+    add_updates, multiply_updates
         Merge a tensor like the updates into a tensor like X.
     """
 
-    picked: Step
-    blanked: Step
-    added: Merge
-    multiplied: Merge
+    select: Step
+    zero_selected: Step
+    add_updates: Merge
+    multiply_updates: Merge
 
 
 @register_vjp("ScatterElements", since=11)
@@ -227,17 +229,19 @@ def scatter_elements(op: Primal, cotangents: Cotangents) -> Gradients:
     """Return both gradients. They read the indices, for max and min also X, Y and updates, for mul X and updates."""
     indices, axis = op.input(1), op.attr_int("axis", 0) % len(op.x.shape)
 
-    def picked(k: OperatorBuilder, x: Tensor) -> Tensor:
+    def select(k: OperatorBuilder, x: Tensor) -> Tensor:
         return k.node("GatherElements", [x, indices], indices.shape, x.dtype, axis=axis)
 
-    def blanked(k: OperatorBuilder, x: Tensor) -> Tensor:
+    def zero_selected(k: OperatorBuilder, x: Tensor) -> Tensor:
         zeros = k.zeros(indices.shape, x.dtype)
         return k.node("ScatterElements", [x, indices, zeros], x.shape, x.dtype, axis=axis)
 
     def merged(how: str) -> Merge:
         return lambda k, x, updates: k.scatter(x, indices, updates, axis, how)
 
-    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, merged("add"), merged("mul")))
+    return _scatter_gradients(
+        op, op.only(cotangents), _IndexFunctions(select, zero_selected, merged("add"), merged("mul"))
+    )
 
 
 @register_vjp("ScatterND", since=11)
@@ -246,25 +250,27 @@ def scatter_nd(op: Primal, cotangents: Cotangents) -> Gradients:
     indices, shape = op.input(1), op.input(2).shape
     rows, count, inner = row_counts(op.x, indices)
 
-    def picked(k: OperatorBuilder, x: Tensor) -> Tensor:
+    def select(k: OperatorBuilder, x: Tensor) -> Tensor:
         return k.node("GatherND", [x, indices], shape, x.dtype)
 
-    def blanked(k: OperatorBuilder, x: Tensor) -> Tensor:
+    def zero_selected(k: OperatorBuilder, x: Tensor) -> Tensor:
         return k.node("ScatterND", [x, indices, k.zeros(shape, x.dtype)], x.shape, x.dtype)
 
-    def added(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
+    def add_updates(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
         sums = add_rows(k, k.reshape(updates, (1, count, inner)), row_numbers(k, op.x, indices), rows)
         return k.add(x, k.reshape(sums, x.shape))
 
-    def multiplied(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
+    def multiply_updates(k: OperatorBuilder, x: Tensor, updates: Tensor) -> Tensor:
         numbers = k.expand(k.reshape(row_numbers(k, op.x, indices), (count, 1)), (count, inner))
         table, pieces = k.reshape(x, (rows, inner)), k.reshape(updates, (count, inner))
         return k.reshape(k.scatter(table, numbers, pieces, 0, "mul"), x.shape)
 
-    return _scatter_gradients(op, op.only(cotangents), _PickedPlaces(picked, blanked, added, multiplied))
+    return _scatter_gradients(
+        op, op.only(cotangents), _IndexFunctions(select, zero_selected, add_updates, multiply_updates)
+    )
 
 
-def _scatter_gradients(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
+def _scatter_gradients(op: Primal, dy: Tensor, places: _IndexFunctions) -> Gradients:
     reduction = op.attr_text("reduction", "none")
     if reduction in {"max", "min"}:
         return _extreme(op, dy, places)
@@ -274,10 +280,10 @@ def _scatter_gradients(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradien
         raise MissingVjpError(
             f"{op.where}: there is no gradient rule for the reduction {reduction!r}; use none, add, mul, max or min"
         )
-    updates = places.picked(op.emit("grad_updates"), dy) if op.need(2) else None
+    updates = places.select(op.emit("grad_updates"), dy) if op.need(2) else None
     if not op.need(0):
         return None, None, updates
-    return (dy if reduction == "add" else places.blanked(op.emit("grad_input"), dy)), None, updates
+    return (dy if reduction == "add" else places.zero_selected(op.emit("grad_input"), dy)), None, updates
 
 
 def _gradient_builders(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, OperatorBuilder]:
@@ -288,22 +294,22 @@ def _gradient_builders(op: Primal) -> tuple[OperatorBuilder, OperatorBuilder, Op
     return k, k, k
 
 
-def _extreme(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
+def _extreme(op: Primal, dy: Tensor, places: _IndexFunctions) -> Gradients:
     updates = op.input(2)
 
     def old(k: OperatorBuilder) -> Tensor:
         return k.cast(k.compare("Equal", op.x, op.y), dy.dtype)
 
     def new(k: OperatorBuilder) -> Tensor:
-        return k.cast(k.compare("Equal", updates, places.picked(k, op.y)), dy.dtype)
+        return k.cast(k.compare("Equal", updates, places.select(k, op.y)), dy.dtype)
 
     both, first, second = _gradient_builders(op)
-    share = both.div(dy, places.added(both, old(both), new(both)))
+    share = both.div(dy, places.add_updates(both, old(both), new(both)))
     dx = masked(first, share, old(first)) if op.need(0) else None
-    return dx, None, (masked(second, places.picked(second, share), new(second)) if op.need(2) else None)
+    return dx, None, (masked(second, places.select(second, share), new(second)) if op.need(2) else None)
 
 
-def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
+def _product(op: Primal, dy: Tensor, places: _IndexFunctions) -> Gradients:
     updates = op.input(2)
 
     def split(k: OperatorBuilder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -317,12 +323,12 @@ def _product(op: Primal, dy: Tensor, places: _PickedPlaces) -> Gradients:
 
     both, first, second = _gradient_builders(op)
     (zeros_x, filled_x), (zeros_updates, filled_updates) = split(both, op.x), split(both, updates)
-    whole = both.mul(dy, places.multiplied(both, filled_x, filled_updates))
-    zeros = places.added(both, zeros_x, zeros_updates)
+    whole = both.mul(dy, places.multiply_updates(both, filled_x, filled_updates))
+    zeros = places.add_updates(both, zeros_x, zeros_updates)
     dx = gradient(first, op.x, whole, zeros) if op.need(0) else None
     if not op.need(2):
         return dx, None, None
-    return dx, None, gradient(second, updates, places.picked(second, whole), places.picked(second, zeros))
+    return dx, None, gradient(second, updates, places.select(second, whole), places.select(second, zeros))
 
 
 @register_vjp("TopK", since=10)
@@ -359,13 +365,13 @@ def slices(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
     before, after = [0] * len(shape), [0] * len(shape)
     for start, end, axis, step in zip(starts, ends, (a % len(shape) for a in axes), steps, strict=True):
         low, high, stride = slice(start, end, step).indices(shape[axis])
-        picked = range(low, high, stride)
-        if not picked:
+        positions = range(low, high, stride)
+        if not positions:
             return k.zeros(shape, dy.dtype)
         if stride < 0:
-            dy, picked = k.flip(dy, [axis]), picked[::-1]
+            dy, positions = k.flip(dy, [axis]), positions[::-1]
         dy = _insert_zeros(k, dy, axis, abs(stride))
-        before[axis], after[axis] = picked[0], shape[axis] - picked[-1] - 1
+        before[axis], after[axis] = positions[0], shape[axis] - positions[-1] - 1
     return k.pad(dy, before, after)
 
 

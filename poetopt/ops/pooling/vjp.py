@@ -208,7 +208,7 @@ def _multiply_dense(k: OperatorBuilder, x: Tensor, length: int, entries: Entries
 def _multiply_by_gathers(k: OperatorBuilder, x: Tensor, length: int, entries: Entries) -> Tensor:
     """Return the product [outer, length, inner] of x [outer, lines, inner] by gathers."""
     outer, _, inner = x.shape
-    index, weight = _table(length, entries)
+    index, weight = _gather_table(length, entries)
     most = index.shape[1]
     # up to 16 elements of a sum are gathered separately
     if most > 16:
@@ -224,7 +224,7 @@ def _multiply_by_gathers(k: OperatorBuilder, x: Tensor, length: int, entries: En
     return total if total is not None else k.zeros((outer, length, inner), x.dtype)
 
 
-def _table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]:
+def _gather_table(length: int, entries: Entries) -> tuple[Numbers, NDArray[np.float64]]:
     """Return indices and weights of the elements of each sum: [length, most], filled up with 0."""
     order = np.lexsort((entries.places, entries.read))
     read = entries.read[order]
@@ -342,7 +342,7 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     Raises
     ------
     MissingVjpError
-        If onnxruntime refuses the settings, or an axis has more than 2**24 elements.
+        onnxruntime refuses the settings, or an axis has more than 2**24 elements.
     """
     length = max(after, math.floor(before * scale))
     # float32 counts up to 2**24 elements of an axis
@@ -354,7 +354,7 @@ def weights(before: int, after: int, scale: float, settings: Settings) -> Entrie
     options = dict(settings)
     numbers = np.arange(before, dtype=np.float32)
     if options["mode"] == "nearest":
-        read = _resized(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
+        read = _run_resize(numbers[:, None], after, scale, settings)[:, 0].astype(np.int64)
         return Entries(np.arange(read.size), read, np.ones(read.size))
     reach = math.ceil(before / max(length, 1)) if options["antialias"] else 1
     span = min(before, 2 * (2 if options["mode"] == "cubic" else 1) * reach + 4)
@@ -375,8 +375,8 @@ def _probe(
     """Return positions, their elements and weights, for elements whose numbers modulo `span` are in `offsets`."""
     numbers = np.arange(before)
     ones = (numbers[:, None] % span == np.array(offsets)).astype(np.float32)
-    share = _resized(ones, after, scale, settings)
-    total = _resized(ones * numbers[:, None].astype(np.float32), after, scale, settings)
+    share = _run_resize(ones, after, scale, settings)
+    total = _run_resize(ones * numbers[:, None].astype(np.float32), after, scale, settings)
     places, columns = np.nonzero(np.abs(share) > np.finfo(np.float32).tiny)
     weight = share[places, columns].astype(np.float64)
     about = total[places, columns] / weight
@@ -386,7 +386,7 @@ def _probe(
     return places, read, weight
 
 
-def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
+def _run_resize(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
     """Return the columns of x, resized by onnxruntime.
 
     onnxruntime copies a tensor whose shape stays, whatever its scales are. So columns that keep their length are
@@ -399,7 +399,7 @@ def _resized(x: Floats, after: int, scale: float, settings: Settings) -> Floats:
     opset, scaled = options.pop("opset"), options.pop("scaled")
     keeps_length = scaled and int(np.float32(len(x)) * np.float32(scale)) == len(x) and scale != 1.0
     if keeps_length and x.shape[1] > 1:
-        return np.concatenate([_resized(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
+        return np.concatenate([_run_resize(column, after, scale, settings) for column in np.hsplit(x, x.shape[1])], 1)
     wide = 2.0 if keeps_length else 1.0
     target = np.array([scale, wide], np.float32) if scaled else np.array([after, x.shape[1]], np.int64)
     node = node_proto(

@@ -67,7 +67,7 @@ def rows_of_many(count: int, sizes: Sizes, b_steps: Steps, *, one_left: bool = F
 
     a = None if one_left else ChunkSlice(OUTER, ELEMENT_BYTES * depth)
     y = ChunkSlice(OUTER, ELEMENT_BYTES * columns)
-    b = ChunkSlice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrices(count, rows))
+    b = ChunkSlice(OUTER, ELEMENT_BYTES * depth * columns, 1, _matrix_rows(count, rows))
     return (Tiling(Loop(count * rows), None, (a, b), (y,), _each_matrix(rows, product)),)
 
 
@@ -87,12 +87,12 @@ def depth_of_many(count: int, sizes: Sizes) -> tuple[Tiling, ...]:
         ChunkSlice(OUTER, ELEMENT_BYTES * columns),
         ChunkSlice(OUTER, ELEMENT_BYTES * rows),
     )
-    y = ChunkSlice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrices(count, depth))
+    y = ChunkSlice(OUTER, ELEMENT_BYTES * rows * columns, 1, _matrix_rows(count, depth))
     whole_y = Tiling(loop, None, (b, a), (None,), _each_matrix(depth, product, whole=True))
     return (whole_y, Tiling(loop, None, (b, a), (y,), _each_matrix(depth, product))) if count > 1 else (whole_y,)
 
 
-def _matrices(count: int, rows: int) -> Rows:
+def _matrix_rows(count: int, rows: int) -> Rows:
     """Return which of `count` matrices match rows of other matrices of `rows` each."""
     return Rows(count, 1, rows, 0, rows - 1)
 
@@ -201,7 +201,7 @@ def _matmul_tilings(call: Call) -> tuple[Tiling, ...]:
     return (*cut, *rows_of_many(prod(y.shape[:-2]), sizes, (y.shape[-1], 1), one_left=not many))
 
 
-def _by_matrix(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
+def _matrix_tilings(code: Callable[[Call, Arguments], str], call: Call) -> tuple[Tiling, ...]:
     """Return the tiling by matrices."""
     axis = leading(call.output().shape, len(call.output().shape) - 2)
     return () if axis is None else along(code, call, (axis, axis), (axis,))
@@ -237,7 +237,9 @@ def _empty_refuses(call: Call) -> str | None:
     return real(call)
 
 
-def _batched(call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]) -> str:
+def _batch_products(
+    call: Call, arguments: Arguments, sizes: tuple[int, int, int], steps: tuple[int, int, int, int]
+) -> str:
     """Return C with a product of `sizes` (rows, columns, depth) per matrix of the batch; `steps` are a's and b's."""
     (rows, columns, depth), count = sizes, prod(call.output().shape[:-2])
     at = (f"y + i0 * {rows * columns}", f"a + i0 * {rows * depth}", f"b + i0 * {depth * columns}")
@@ -258,7 +260,7 @@ def _weight_sizes(call: Call) -> tuple[int, int, int]:
 def _matmul_by_input(call: Call, arguments: Arguments) -> str:
     """Return dA = dY B'."""
     depth = call.input(0).shape[-1]
-    return _batched(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
+    return _batch_products(call, arguments, _input_sizes(call), (depth, 1, 1, depth))
 
 
 def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
@@ -266,7 +268,7 @@ def _matmul_by_weight(call: Call, arguments: Arguments) -> str:
     rows, columns, depth = _weight_sizes(call)
     turned = replace(call, inputs=(call.inputs[1], call.inputs[0]))
     places = replace(arguments, inputs=(arguments.inputs[1], arguments.inputs[0]))
-    return _batched(turned, places, (rows, columns, depth), (1, rows, columns, 1))
+    return _batch_products(turned, places, (rows, columns, depth), (1, rows, columns, 1))
 
 
 def _with_update(optimizer: str) -> Kernel:
@@ -396,14 +398,14 @@ KERNELS: tuple[Kernel, ...] = (
     Kernel(
         "MatMul.grad_input", _matmul_by_input, OWN_DOMAIN, _empty_refuses, headers=(HEADER,),
         tilings=lambda call: (
-            *_by_matrix(_matmul_by_input, call),
+            *_matrix_tilings(_matmul_by_input, call),
             *rows_of_many(prod(call.output().shape[:-2]), _input_sizes(call), (1, _input_sizes(call)[2])),
         ),
     ),
     Kernel(
         "MatMul.grad_weight", _matmul_by_weight, OWN_DOMAIN, _empty_refuses, headers=(HEADER,),
         tilings=lambda call: (
-            *_by_matrix(_matmul_by_weight, call),
+            *_matrix_tilings(_matmul_by_weight, call),
             *depth_of_many(prod(call.output().shape[:-2]), _weight_sizes(call)),
         ),
     ),

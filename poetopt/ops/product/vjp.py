@@ -104,20 +104,22 @@ def matmul(op: Primal, cotangents: Cotangents) -> Gradients:
     da = db = None
     if op.need(0):
         k = op.emit("grad_input")
-        da = k.matmul(k.reshape(dy, full), k.transpose(k.reshape(b, columns_shape), _swapped(len(columns_shape))))
+        da = k.matmul(
+            k.reshape(dy, full), k.transpose(k.reshape(b, columns_shape), _swap_last_axes(len(columns_shape)))
+        )
         da = k.reshape(k.sum_to(da, rows_shape), a.shape)
         if alike:
             k.amounts_to("MatMul.grad_input", [dy, b], [da])
     if op.need(1):
         k = op.emit("grad_weight")
-        db = k.matmul(k.transpose(k.reshape(a, rows_shape), _swapped(len(rows_shape))), k.reshape(dy, full))
+        db = k.matmul(k.transpose(k.reshape(a, rows_shape), _swap_last_axes(len(rows_shape))), k.reshape(dy, full))
         db = k.reshape(k.sum_to(db, columns_shape), b.shape)
         if alike:
             k.amounts_to("MatMul.grad_weight", [dy, a], [db])
     return da, db
 
 
-def _swapped(rank: int) -> list[int]:
+def _swap_last_axes(rank: int) -> list[int]:
     return [*range(rank - 2), rank - 1, rank - 2]
 
 
@@ -156,14 +158,14 @@ def einsum(op: Primal, cotangents: Cotangents) -> Gradients:
         gradient, labels_now = dy, result
         for at, (other, other_term) in enumerate(others):
             later = {label for _, t in others[at + 1 :] for label in t} | set(term)
-            gradient, labels_now = contract(k, (gradient, labels_now), _diagonal(k, other, other_term), later)
+            gradient, labels_now = contract(k, (gradient, labels_now), _take_diagonal(k, other, other_term), later)
         once = "".join(dict.fromkeys(term))
         shape = [operand.shape[term.index(label)] for label in once]
-        gradients.append(_on_diagonal(k, _order_axes(k, gradient, labels_now, once, shape), term))
+        gradients.append(_embed_diagonal(k, _order_axes(k, gradient, labels_now, once, shape), term))
     return tuple(gradients)
 
 
-def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
+def _take_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
     """Return the diagonal of x over axes of one label: masked, and summed over all of them but the first."""
     for axis in reversed(range(len(term))):
         first = term.index(term[axis])
@@ -173,8 +175,8 @@ def _diagonal(k: OperatorBuilder, x: Tensor, term: str) -> tuple[Tensor, str]:
     return x, term
 
 
-def _on_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> Tensor:
-    """Apply the transpose of `_diagonal`: embed x, whose axes have each label once, in zeros."""
+def _embed_diagonal(k: OperatorBuilder, x: Tensor, term: str) -> Tensor:
+    """Apply the transpose of `_take_diagonal`: embed x, whose axes have each label once, in zeros."""
     for axis, label in enumerate(term):
         first = term.index(label)
         if first != axis:
@@ -248,14 +250,14 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
         raise MissingVjpError(f"{op.where}: there is no gradient rule for past keys and values; train without a cache")
     k = op.emit("grad_input")
     heads, kv_heads = op.attr_int("q_num_heads", 0), op.attr_int("kv_num_heads", 0)
-    q, key, value = (_heads(k, op.input(i), count) for i, count in enumerate((heads, kv_heads, kv_heads)))
+    q, key, value = (_split_heads(k, op.input(i), count) for i, count in enumerate((heads, kv_heads, kv_heads)))
     batch, count, queries, depth = q.shape
     shared, length = key.shape[1], key.shape[2]
     scale = op.attr_float("scale", 0.0) or depth**-0.5
     # heads that share keys are rows of one product
     group = count // shared
     q = k.reshape(q, (batch, shared, group * queries, depth))
-    d = k.reshape(_heads(k, dy, heads), (batch, shared, group * queries, value.shape[3]))
+    d = k.reshape(_split_heads(k, dy, heads), (batch, shared, group * queries, value.shape[3]))
     scores = k.matmul(k.mul(q, scale), k.transpose(key, [0, 1, 3, 2]))
     cap = op.attr_float("softcap", 0.0)
     bent = None
@@ -275,10 +277,10 @@ def attention(op: Primal, cotangents: Cotangents) -> Gradients:
     if dq is not None:
         dq = k.reshape(dq, (batch, count, queries, depth))
     gradients = zip((dq, dk, dv), range(3), strict=True)
-    return (*(None if g is None else _joined(k, g, op.input(i)) for g, i in gradients), dmask)
+    return (*(None if g is None else _join_heads(k, g, op.input(i)) for g, i in gradients), dmask)
 
 
-def _heads(k: OperatorBuilder, x: Tensor, count: int) -> Tensor:
+def _split_heads(k: OperatorBuilder, x: Tensor, count: int) -> Tensor:
     """Return [batch, heads, tokens, depth], from this shape or from [batch, tokens, heads depth]."""
     if len(x.shape) == 4:
         return x
@@ -286,7 +288,7 @@ def _heads(k: OperatorBuilder, x: Tensor, count: int) -> Tensor:
     return k.transpose(k.reshape(x, (batch, tokens, count, width // count)), [0, 2, 1, 3])
 
 
-def _joined(k: OperatorBuilder, x: Tensor, like: Tensor) -> Tensor:
+def _join_heads(k: OperatorBuilder, x: Tensor, like: Tensor) -> Tensor:
     return x if x.shape == like.shape else k.reshape(k.transpose(x, [0, 2, 1, 3]), like.shape)
 
 

@@ -159,7 +159,7 @@ def _weight_index(call: Call, index: int, apart: str) -> str:
     apart
         Elements between rows, if a chunk has some columns.
     """
-    turned, (axis, size) = call.integer("transB", 0), _sharing_of_weight(call)
+    turned, (axis, size) = call.integer("transB", 0), _weight_sharing(call)
     steps = ["k", "o"][:: -1 if turned else 1]
     if index > 1 and not size:
         return "0" if axis is None else steps[axis]
@@ -168,13 +168,13 @@ def _weight_index(call: Call, index: int, apart: str) -> str:
     return f"{steps[0]} * {call.shape(index)[1] if turned or not apart else apart} + {steps[1]}"
 
 
-def _sharing_of_weight(call: Call) -> Sharing:
+def _weight_sharing(call: Call) -> Sharing:
     return sharing(call.shape(1), call.shape(2), *settings(call.node))
 
 
 def _product_tilings(call: Call) -> tuple[Tiling, ...]:
     """Return the tilings by columns, and by depth if it goes row by row of the weight."""
-    (rows, columns, depth), (axis, size), tilings = _sizes(call), _sharing_of_weight(call), list[Tiling]()
+    (rows, columns, depth), (axis, size), tilings = _sizes(call), _weight_sharing(call), list[Tiling]()
     turned, added = call.integer("transB", 0), call.has(4) or call.number("alpha", 1.0) != 1.0
     column_axis = 0 if turned else 1
     operands = [(call.inputs[k], k > 1 and not size) for k in (1, 2, 3)]
@@ -293,7 +293,7 @@ def _with_quantized_weight(kernel: Kernel) -> Kernel:
         elements = {n: element(n, t, "i" if n == "x" else "j") for n, t, _ in tensors}
         difference = " - ".join(elements[n] for n in "xz" if n in elements)
         body = block(
-            f"const int32_t i = (i0 * {loop.extent} + {begin} + i1) * {behind} + i2, j = {_scale_at(call)};",
+            f"const int32_t i = (i0 * {loop.extent} + {begin} + i1) * {behind} + i2, j = {_scale_index(call)};",
             f"w[(i0 * {count} + i1) * {behind} + i2] = (float)({difference}) * {elements['s']};",
         )
         body = f"for (int32_t i1 = 0; i1 < {count}; ++i1) {{\n{loops((behind,), body, 'j')}\n}}".replace("j0", "i2")
@@ -311,7 +311,7 @@ def _with_quantized_weight(kernel: Kernel) -> Kernel:
     return Kernel(f"DequantizeLinear+{kernel.op_type}", code, OWN_DOMAIN, refused, scratch_bytes, headers=(HEADER,))
 
 
-def _scale_at(call: Call) -> str:
+def _scale_index(call: Call) -> str:
     """Return the C index of the scale of element i of the weight."""
     shape = call.shape(1)
     axis, size = sharing(shape, call.shape(2), *settings(call.node))

@@ -45,7 +45,7 @@ def _axes(call: Call) -> tuple[int, ...]:
     return tuple(axis % rank for axis in axes)
 
 
-def _reduction(first: str, term: str, joined: str, last: str = "{s}") -> Code:
+def _reduction_code(first: str, term: str, joined: str, last: str = "{s}") -> Code:
     """Return the writer of a reduction's C.
 
     Parameters
@@ -148,7 +148,7 @@ def _tilings(code: Code, first: str, term: str, joined: str, last: str) -> Calla
 
 
 def _kernel(op_type: str, first: str, term: str, joined: str, last: str = "{s}", *, domain: str = "") -> Kernel:
-    code = _reduction(first, term, joined, last)
+    code = _reduction_code(first, term, joined, last)
     tilings = _tilings(code, first, term, joined, last)
     return Kernel(op_type, code, domain, refuses=_refuses, constants=(1,), tilings=tilings, headers=("po_math.h",))
 

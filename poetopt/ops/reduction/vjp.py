@@ -56,7 +56,7 @@ def kept_shape(op: Primal) -> tuple[int, ...]:
     return tuple(1 if axis in axes else d for axis, d in enumerate(op.x.shape))
 
 
-def _shared(k: OperatorBuilder, op: Primal, dy: Tensor, factor: float) -> Tensor:
+def _share_gradient(k: OperatorBuilder, op: Primal, dy: Tensor, factor: float) -> Tensor:
     """Return for every element the gradient of its sum times `factor`."""
     return k.expand(k.reshape(k.mul(dy, factor), kept_shape(op)), op.x.shape)
 
@@ -70,8 +70,8 @@ def _extreme(k: OperatorBuilder, op: Primal, dy: Tensor, axes: Sequence[int]) ->
 
 
 SINGLE: Mapping[str, Single] = {
-    "ReduceSum": lambda k, op, dy: _shared(k, op, dy, 1.0),
-    "ReduceMean": lambda k, op, dy: _shared(k, op, dy, op.y.size / max(op.x.size, 1)),
+    "ReduceSum": lambda k, op, dy: _share_gradient(k, op, dy, 1.0),
+    "ReduceMean": lambda k, op, dy: _share_gradient(k, op, dy, op.y.size / max(op.x.size, 1)),
     "ReduceMax": lambda k, op, dy: _extreme(k, op, dy, reduced_axes(op)),
     "ReduceMin": lambda k, op, dy: _extreme(k, op, dy, reduced_axes(op)),
     "GlobalMaxPool": lambda k, op, dy: _extreme(k, op, dy, range(2, len(op.x.shape))),
@@ -108,7 +108,7 @@ OF_KEPT: Mapping[str, Callable[[OperatorBuilder, Primal, Tensor, Tensor], Tensor
 """Rules for dX from dY and Y whose reduced axes have length one."""
 
 
-def _of_kept(name: str) -> Single:
+def _kept_rule(name: str) -> Single:
     def rule(k: OperatorBuilder, op: Primal, dy: Tensor) -> Tensor:
         shape = kept_shape(op)
         return OF_KEPT[name](k, op, k.reshape(dy, shape), k.reshape(op.y, shape))
@@ -116,7 +116,7 @@ def _of_kept(name: str) -> Single:
     return rule
 
 
-for _op, _rule in (*SINGLE.items(), *((name, _of_kept(name)) for name in OF_KEPT)):
+for _op, _rule in (*SINGLE.items(), *((name, _kept_rule(name)) for name in OF_KEPT)):
     single(_op, since=1)(_rule)
 
 

@@ -101,7 +101,7 @@ class NodeKernels(Protocol):
     Attributes
     ----------
     alignment
-        Every buffer in the arena starts at a multiple of so many bytes.
+        Every buffer in the arena starts at a multiple of this number of bytes.
     """
 
     alignment: int
@@ -159,7 +159,7 @@ class Runtime(NodeKernels, Protocol):
         Raises
         ------
         ModelError
-            If a node names a tensor that `tensors` lacks.
+            A node names a tensor that `tensors` lacks.
         """
         ...
 

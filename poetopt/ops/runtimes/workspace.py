@@ -40,7 +40,7 @@ def node_by_node(
     Raises
     ------
     ModelError
-        If a node names a tensor that `tensors` lacks.
+        A node names a tensor that `tensors` lacks.
     """
     alignment = runtime.alignment if alignment is None else alignment
     if len(operator.nodes) == 1 and {*operator.nodes[0].outputs} <= {*operator.outputs}:

@@ -40,7 +40,7 @@ def along(
         Bytes that this code keeps from chunk to chunk.
     """
     if merged:
-        call = replace(call, inputs=_merged(call.inputs, inputs), outputs=_merged(call.outputs, outputs))
+        call = replace(call, inputs=_merge_leading(call.inputs, inputs), outputs=_merge_leading(call.outputs, outputs))
     operands = zip((*call.outputs, *call.inputs), (*outputs, *inputs), strict=True)
     extent = next((t.shape[a] for t, a in operands if t is not None and a is not None), 0)
     if extent < 2:
@@ -58,7 +58,9 @@ def along(
     def one(call: Call, chunk: Chunk) -> str:
         count = int(chunk.count[OUTER])
         if merged:
-            call = replace(call, inputs=_merged(call.inputs, inputs), outputs=_merged(call.outputs, outputs))
+            call = replace(
+                call, inputs=_merge_leading(call.inputs, inputs), outputs=_merge_leading(call.outputs, outputs)
+            )
         cut_call = replace(call, inputs=fewer(call.inputs, inputs, count), outputs=fewer(call.outputs, outputs, count))
         arguments = arguments_of(chunk)
         return code(cut_call, arguments) if begun is None else begun(cut_call, arguments, chunk.begin[OUTER])
@@ -68,7 +70,7 @@ def along(
     return (tiling,)
 
 
-def _merged(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None, ...]:
+def _merge_leading(tensors: Sequence[Tensor | None], axes: Axes) -> tuple[Tensor | None, ...]:
     """Return tensors whose axes before the cut axis have one step each."""
     return tuple(
         t
@@ -119,12 +121,12 @@ def broadcast(code: Code, call: Call) -> tuple[Tiling, ...]:
             inputs = [aligned(t, axis, len(y.shape)) for t in call.inputs]
             outputs = [axis] * len(call.outputs)
             tilings += along(code, call, inputs, outputs)
-            if any(step > 1 for step in y.shape[:axis]) and all(_merges(t, axis, y) for t in call.inputs):
+            if any(step > 1 for step in y.shape[:axis]) and all(_can_merge(t, axis, y) for t in call.inputs):
                 tilings += along(code, call, inputs, outputs, merged=True)
     return tuple(tilings)
 
 
-def _merges(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
+def _can_merge(tensor: Tensor | None, axis: int, y: Tensor) -> bool:
     """Return whether an operand has all steps up to an axis of the result, or one for all of them."""
     if tensor is None:
         return True

@@ -136,7 +136,7 @@ def steps(
     Raises
     ------
     UnsupportedOpError
-        If no kernel runs a node, with the reason.
+        No kernel runs a node; the message has the reason.
     """
     ran = as_run(operator, tensors)
     inner = placed(ran, tensors, alignment)

@@ -395,7 +395,7 @@ class _LoopVariants:
             )
             turns = [(one.times, one.sweeps(inputs, outputs)) for one in rounds]
             by_name[name] = tuple((times, sweeps) for times, sweeps in turns if sweeps)
-        return {name: by_name for name, by_name in by_name.items() if by_name}
+        return {name: visits for name, visits in by_name.items() if visits}
 
     def by_rows(self, name: str) -> bool:
         """Return whether chunks can be rows of a table, or its rows are read one by one."""

@@ -125,8 +125,8 @@ class _Window:
         self.write: Counter[int] = Counter()
         self.start = self.end = self.buffer = 0
 
-    def chunk(self, begin: int, to: int, done: int, times: int) -> None:
-        """Bring bytes `begin` to `to` into RAM and write those before `done`; count the transfers `times` times."""
+    def chunk(self, begin: int, to: int, final: int, times: int) -> None:
+        """Bring bytes `begin` to `to` into RAM and write those before `final`; count the transfers `times` times."""
         first = begin // self.block * self.block
         if first < self.start:
             self.start = self.end = first
@@ -138,7 +138,7 @@ class _Window:
             self.read[limit - self.end] += times
             self.end = limit
         self.buffer = max(self.buffer, self.end - self.start, to - self.start)
-        limit = done if done == self.total else done // self.block * self.block
+        limit = final if final == self.total else final // self.block * self.block
         if self.writes and limit > self.start:
             self.write[limit - self.start] += times
 

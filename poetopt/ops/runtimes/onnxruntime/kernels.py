@@ -48,21 +48,24 @@ def kernel_bytes(node: Node, inputs: Operands, outputs: Sequence[Tensor]) -> int
     copies = 0
     if not op.any_type:
         halves = [tensor for tensor in (*inputs, *outputs) if tensor is not None and tensor.dtype in _HALF]
-        copies = sum(_round(4 * tensor.size) for tensor in halves)
+        copies = sum(_round_up(4 * tensor.size) for tensor in halves)
         if node.op_type == "Gelu":  # in half precision onnxruntime expands it into others
-            copies += sum(_round(4 * tensor.size) for tensor in halves[:1])
-        inputs, outputs = [_widened(one) for one in inputs], [one for one in map(_widened, outputs) if one is not None]
+            copies += sum(_round_up(4 * tensor.size) for tensor in halves[:1])
+        inputs, outputs = (
+            [_as_float32(one) for one in inputs],
+            [one for one in map(_as_float32, outputs) if one is not None],
+        )
     return copies + (op.workspace(Call(node, tuple(inputs), tuple(outputs))) if op.workspace else 0)
 
 
 _HALF = frozenset({"float16", "bfloat16"})
 
 
-def _widened(tensor: Tensor | None) -> Tensor | None:
+def _as_float32(tensor: Tensor | None) -> Tensor | None:
     return replace(tensor, dtype="float32") if tensor is not None and tensor.dtype in _HALF else tensor
 
 
-def _round(nbytes: int, block: int = BLOCK) -> int:
+def _round_up(nbytes: int, block: int = BLOCK) -> int:
     return -(-nbytes // block) * block
 
 
@@ -84,7 +87,7 @@ def conv(c: Call) -> int:
             # windows as wide as the plane: each is contiguous in the input
             return 0
     if weight[0] // groups > positions:
-        return _round(4 * taps * positions)
+        return _round_up(4 * taps * positions)
     return CONV_SLICE
 
 
@@ -93,23 +96,25 @@ def softmax(c: Call) -> int:
     rank = len(c.shape(0))
     if rank == 0 or c.integer("axis", -1) % rank == rank - 1:
         return 0
-    return 2 * _round(c.nbytes(0))
+    return 2 * _round_up(c.nbytes(0))
 
 
 def cross_entropy(c: Call) -> int:
     """Return 2 x the logits; planes add 8 a label, weights 4, ignore_index 36: the op is expanded into others."""
     # with planes, the labels' copies add to freed temporaries that the heap still holds
-    planes = 2 * _round(4 * math.prod(c.shape(1)), PLANNED) if len(c.shape(0)) > 2 else 0
-    return 2 * _round(c.nbytes(0), PLANNED) + planes + PLANNED + _loss(c)
+    planes = 2 * _round_up(4 * math.prod(c.shape(1)), PLANNED) if len(c.shape(0)) > 2 else 0
+    return 2 * _round_up(c.nbytes(0), PLANNED) + planes + PLANNED + _loss_bytes(c)
 
 
-def _loss(c: Call) -> int:
+def _loss_bytes(c: Call) -> int:
     # weights add a value for each label; an ignored class adds a mask and a Where
     labels = math.prod(c.shape(1))
-    each = _round(4 * labels, PLANNED) + PLANNED
+    each = _round_up(4 * labels, PLANNED) + PLANNED
     weighted = each if c.nbytes(2) else 0
     ignored = (
-        each + 2 * _round(8 * labels, PLANNED) + 2 * _round(8 * labels) if "ignore_index" in c.node.attributes else 0
+        each + 2 * _round_up(8 * labels, PLANNED) + 2 * _round_up(8 * labels)
+        if "ignore_index" in c.node.attributes
+        else 0
     )
     return weighted + ignored
 
@@ -118,7 +123,7 @@ def where(c: Call) -> int:
     """Return each choice broadcast with the condition, before they are merged."""
     # each choice is masked by the condition first, in their common broadcast shape
     size = _item_bytes(c)
-    return sum(_round(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
+    return sum(_round_up(size * math.prod(_broadcast(c.shape(0), c.shape(k)))) for k in (1, 2))
 
 
 def _broadcast(a: Sequence[int], b: Sequence[int]) -> tuple[int, ...]:
@@ -131,7 +136,7 @@ def lrn(c: Call) -> int:
     """Return the squares and their sums: the input, and one padded image."""
     shape = c.shape(0)
     padded = shape[1] + c.integer("size", 1) - 1
-    return _round(c.nbytes(0)) + _round(4 * padded * math.prod(shape[2:]))
+    return _round_up(c.nbytes(0)) + _round_up(4 * padded * math.prod(shape[2:]))
 
 
 def variadic(c: Call) -> int:
@@ -141,15 +146,15 @@ def variadic(c: Call) -> int:
     shape, partial = c.shape(0), []
     for k in range(1, len(c.inputs) - 1):
         shape = _broadcast(shape, c.shape(k))
-        partial.append(_round(size * math.prod(shape)))
+        partial.append(_round_up(size * math.prod(shape)))
     return max((a + b for a, b in zip([0, *partial], partial, strict=False)), default=0)
 
 
 def group_normalization(c: Call) -> int:
     """Return 3 x the input: the op is expanded into others (partly *heap*)."""
     statistics = 4 * c.shape(0)[0] * c.integer("num_groups", 1)
-    small = 2 * _round(c.nbytes(1), PLANNED) + 4 * _round(statistics, PLANNED)
-    return 3 * _round(c.nbytes(0), PLANNED) + small
+    small = 2 * _round_up(c.nbytes(1), PLANNED) + 4 * _round_up(statistics, PLANNED)
+    return 3 * _round_up(c.nbytes(0), PLANNED) + small
 
 
 def attention(c: Call) -> int:
@@ -157,7 +162,7 @@ def attention(c: Call) -> int:
     queries, keys = c.shape(0), c.shape(1)
     heads = queries[1] if len(queries) == 4 else c.integer("q_num_heads", 1)
     plane = 4 * queries[-2] * keys[-2]
-    return _round(queries[0] * heads * plane) + (_round(plane) if c.integer("is_causal", 0) else 0)
+    return _round_up(queries[0] * heads * plane) + (_round_up(plane) if c.integer("is_causal", 0) else 0)
 
 
 def recurrent(c: Call) -> int:
@@ -165,17 +170,17 @@ def recurrent(c: Call) -> int:
     data, recurrent = c.shape(0), c.shape(2)
     directions, gates, hidden = recurrent
     rows = math.prod(data[:-1])
-    states = 8 * _round(4 * data[1] * gates) * directions
+    states = 8 * _round_up(4 * data[1] * gates) * directions
     turned = c.text("direction", "forward") != "forward"
-    reversed_bytes = _round(c.nbytes(0)) + _round(4 * rows * hidden) if turned else 0
-    return directions * _round(4 * rows * gates) + reversed_bytes + states
+    reversed_bytes = _round_up(c.nbytes(0)) + _round_up(4 * rows * hidden) if turned else 0
+    return directions * _round_up(4 * rows * gates) + reversed_bytes + states
 
 
 def rnn(c: Call) -> int:
     """Return one direction's Y, and all of Y if the node doesn't output it: inputs times weights."""
     # the second direction reuses the memory of the first
     directions, hidden, _ = c.shape(2)
-    whole = _round(4 * math.prod(c.shape(0)[:-1]) * hidden)
+    whole = _round_up(4 * math.prod(c.shape(0)[:-1]) * hidden)
     return whole + (0 if c.node.outputs and c.node.outputs[0] else directions * whole)
 
 
@@ -185,10 +190,10 @@ def resize(c: Call) -> int:
     inner = sum(shape[2:])
     mode = c.text("mode", "nearest")
     if mode == "cubic":
-        return _round(256 * inner)
+        return _round_up(256 * inner)
     if mode == "nearest":
-        return _round(8 * sum(shape))
-    return _round({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
+        return _round_up(8 * sum(shape))
+    return _round_up({4: 16 * inner, 5: 24 * inner}.get(len(shape), 24 * sum(shape)))
 
 
 def dft(c: Call) -> int:
@@ -202,10 +207,10 @@ def dft(c: Call) -> int:
     else:
         lengths = [b for _, b in pairs]
     size = 2 * _item_bytes(c)
-    return max((_round(size * _line(n, onesided)) for n in lengths), default=0)
+    return max((_round_up(size * _line_factors(n, onesided)) for n in lengths), default=0)
 
 
-def _line(length: int, onesided: bool) -> int:
+def _line_factors(length: int, onesided: bool) -> int:
     # a power of two has n factors, and the whole spectrum if half of it is written; else the kernel convolves
     return (1 + onesided) * length if length & (length - 1) == 0 else 5 * (1 << (2 * length - 2).bit_length())
 
@@ -215,44 +220,44 @@ def matmul(c: Call) -> int:
     # one descriptor per product; a product with a matrix is one, a product with a vector one for each row
     right = len(c.shape(1))
     products = c.output().size if right == 1 else math.prod(c.output().shape[:-2]) if right > 2 else 1
-    return _round(96 * products) if products > 1 else 0
+    return _round_up(96 * products) if products > 1 else 0
 
 
 def columns(c: Call) -> int:
     """Return one image's columns before they are folded: 4 k C_out / groups x input positions."""
-    return _round(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:]))
+    return _round_up(4 * math.prod(c.shape(1)[1:]) * math.prod(c.shape(0)[2:]))
 
 
 def log_likelihood(c: Call) -> int:
     """Return 8 a label, and the extra of `cross_entropy` for weights and ignore_index: the op is expanded."""
-    return 2 * _round(4 * math.prod(c.shape(1)), PLANNED) + _loss(c)
+    return 2 * _round_up(4 * math.prod(c.shape(1)), PLANNED) + _loss_bytes(c)
 
 
 def widened_indices(c: Call) -> int:
     """Return 8 bytes per index (*heap*): indices are checked and widened."""
-    return _round(8 * math.prod(c.shape(1)))
+    return _round_up(8 * math.prod(c.shape(1)))
 
 
 def permuted(c: Call) -> int:
     """Return the permuted copies: the operands' bytes, and twice the output's."""
-    return sum(_round(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round(c.output().nbytes)
+    return sum(_round_up(c.nbytes(k)) for k in range(len(c.inputs))) + 2 * _round_up(c.output().nbytes)
 
 
 def statistics(c: Call) -> int:
     """Return 12 a channel (*heap*): deviations, factors, shifts; in training 20, with the batch's sums."""
-    return (5 if c.integer("training_mode", 0) else 3) * _round(c.nbytes(1))
+    return (5 if c.integer("training_mode", 0) else 3) * _round_up(c.nbytes(1))
 
 
 def expanded(c: Call) -> int:
     """Return the bytes of one output: the op is expanded into others."""
-    return _round(c.output().nbytes, PLANNED)
+    return _round_up(c.output().nbytes, PLANNED)
 
 
 def mean_variance(c: Call) -> int:
     """Return 3 x the input: the op is expanded into others (partly *heap*)."""
-    return 3 * _round(c.nbytes(0))
+    return 3 * _round_up(c.nbytes(0))
 
 
 def mask(c: Call) -> int:
     """Return 1 byte per element (*heap*): the kernel computes the mask even if the node doesn't output it."""
-    return 0 if len(c.outputs) > 1 else _round(c.output().size)
+    return 0 if len(c.outputs) > 1 else _round_up(c.output().size)
