@@ -36,7 +36,7 @@ from poetopt.backends.c.emulator import emulate
 from poetopt.backends.c.execute import numbers
 from poetopt.backends.c.generations import newest
 from poetopt.backends.c.program import device_program
-from poetopt.backends.c.run import _arrays, _tables, fed_with, first_pages, laid_out
+from poetopt.backends.c.run import _arrays, _read_rows, fed_with, first_pages, laid_out
 from poetopt.backends.c.sensitivity import distance, predicted
 from poetopt.backends.c.targets import TARGETS
 from poetopt.backends.onnxruntime.batch import random_batch
@@ -195,7 +195,7 @@ class Saving:
             return 0.0
         network = graph_of(self.program.predicts.plan)
         exact = predicted(network, whole(self.graph.joint), [random_batch(self.graph, ASKED)]).exact
-        mine = _tables(self.program, self.program.outputs, self.run([])[0]["outputs.bin"])
+        mine = _read_rows(self.program, self.program.outputs, self.run([])[0]["outputs.bin"])
         return distance({name: mine[name][None] for name in mine}, exact, network.outputs)
 
     def kept(self, storage: bytes, results: bytes) -> bool:

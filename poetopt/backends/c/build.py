@@ -37,13 +37,13 @@ OURS = re.compile(r"(?:(?<![A-Za-z0-9])|(?<=\\n))(?:(po)(?=_|\.(?:h|ld|elf)\b)|(
 STRING = re.compile(r'("(?:[^"\\\n]|\\.)*")')
 
 
-def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
+def named(emitted_files: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
     """Return the emitted files with another prefix, so that several steps can be in one image.
 
     Raise `OptionError` for a prefix that isn't a C identifier.
     """
     if prefix == PREFIX:
-        return made
+        return emitted_files
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]{0,40}", prefix):
         raise OptionError(f"--prefix {prefix}: must be a word of letters, digits and _, as in --prefix kws")
 
@@ -51,7 +51,7 @@ def named(made: Mapping[str, bytes], prefix: str) -> Mapping[str, bytes]:
         return OURS.sub(lambda renamed_files: prefix if renamed_files[1] else prefix.upper(), text)
 
     renamed_files = {}
-    for name, content in made.items():
+    for name, content in emitted_files.items():
         if not name.endswith(".bin"):
             pieces = STRING.split(content.decode()) if name == "po_tables.c" else [content.decode()]
             file_strings = (f".bss.{PREFIX}_", f"{PREFIX}.")  # all other strings there are the network's names
@@ -73,33 +73,33 @@ def emitted(program: DeviceProgram, target: Target, form: str = PLAIN) -> Mappin
     """
     if form not in FORMS:
         raise OptionError(f"--package {form}: must be {', '.join(FORMS)}")
-    plain = form == PLAIN
+    is_plain = form == PLAIN
     weights, flash = text.weight_bytes(program), text.flash_bytes(program)
     texts = {
         "po.h": text.header(program),
         "po_step.c": text.step(program),
         "po_tables.c": text.tables(program),
-        "po_weights.c": text.weights(program, text.data("weights", weights, array=not plain)),
-        "po_flash.c": text.flash(program, text.data("flash", flash, array=not plain)),
+        "po_weights.c": text.weights(program, text.data("weights", weights, array=not is_plain)),
+        "po_flash.c": text.flash(program, text.data("flash", flash, array=not is_plain)),
         "po_save.c": text.saving(program),
     }
     texts |= _headers(program)
     for name in ("po_check.h", "po_rows.h"):
         if f'#include "{name}"' in texts["po_step.c"]:
             texts[name] = text.fixed(name)
-    if target.bare and plain:
+    if target.bare and is_plain:
         texts |= {name: text.fixed(name) for name in BARE}
         texts["main.c"] = text.fixed("main_semihosting.c")
         texts |= {name: text.fixed(name) for name in ("main_sd.c", "driver_nor.c")}
         texts["po.ld"] = linker_script(board(program))
-    elif plain:
+    elif is_plain:
         texts["main.c"] = text.fixed("main_posix.c")
-    texts["README.md"] = readme(program, target, len(weights), plain=plain)
+    texts["README.md"] = readme(program, target, len(weights), plain=is_plain)
     contents = {name: content.encode() for name, content in texts.items()}
     contents["po_storage.bin"] = text.storage_bytes(program)
-    if plain or program.weights:
+    if is_plain or program.weights:
         contents["po_weights.bin"] = weights
-    return contents | ({"po_flash.bin": flash} if plain else {})
+    return contents | ({"po_flash.bin": flash} if is_plain else {})
 
 
 def _headers(program: DeviceProgram) -> Mapping[str, str]:
@@ -134,11 +134,11 @@ HOW: Mapping[str, str] = {
 FORMS = (PLAIN, *FILES)
 
 
-def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, bytes]:
+def packaged(emitted_files: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, bytes]:
     """Return the files emitted for a form, whose names begin with `prefix`, with those of its build system."""
     if form == PLAIN:
-        return made
-    sources = sorted(name for name in made if name.endswith(".c"))
+        return emitted_files
+    sources = sorted(name for name in emitted_files if name.endswith(".c"))
     values = {
         "name": prefix,
         "flags": PACKAGE_FLAGS,
@@ -149,14 +149,15 @@ def packaged(made: Mapping[str, bytes], form: str, prefix: str) -> Mapping[str, 
     build = f"## Build\n\n{usage} Its sources want `{PACKAGE_FLAGS}`; never use `-ffast-math`.\n\n## Call"
     source_folder = "src/" if form == "arduino" else ""
     package_files = {
-        f"{source_folder}{name}" if name.endswith((".c", ".h")) else name: content for name, content in made.items()
+        f"{source_folder}{name}" if name.endswith((".c", ".h")) else name: content
+        for name, content in emitted_files.items()
     }
     text_of = package_files["README.md"].decode()
     package_files["README.md"] = re.sub(r"## Build\n.*?## Call", lambda _: build, text_of, flags=re.DOTALL).encode()
     return package_files | {name: text.filled(f"packages/{form}/{name}", values).encode() for name in FILES[form]}
 
 
-def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
+def write_folder(contents: Mapping[str, bytes], folder: str | os.PathLike[str]) -> None:
     """Write files into a folder atomically: a temporary folder is written, and renamed.
 
     A folder that was emitted before is replaced. Raise `OutputError` where it has other files, or can't be written.
@@ -168,7 +169,7 @@ def write_folder(made: Mapping[str, bytes], folder: str | os.PathLike[str]) -> N
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, content in made.items():
+        for name, content in contents.items():
             file = temporary / name
             file.parent.mkdir(exist_ok=True)
             file.write_bytes(content)

@@ -75,24 +75,24 @@ def frames(image: Image) -> tuple[Mapping[int, int], Mapping[int, set[int]]]:
     loaded: dict[str, int] = {}
     for address, name, operands in instructions(image):
         function = starts[bisect_right(starts, address) - 1]
-        first, _, last = operands.rpartition(", ")
-        if name == "ldr" and (found := re.match(r"(\w+), \[pc, #(\w+)\]", operands)):
-            loaded[found[1]] = int.from_bytes(image.read((address + 4) // 4 * 4 + int(found[2], 0), 4), "little")
+        first, _, operand = operands.rpartition(", ")
+        if name == "ldr" and (match := re.match(r"(\w+), \[pc, #(\w+)\]", operands)):
+            loaded[match[1]] = int.from_bytes(image.read((address + 4) // 4 * 4 + int(match[2], 0), 4), "little")
         elif name in ("push", "vpush") or (name in ("stmdb", "vstmdb") and operands.startswith("sp!")):
             frame_bytes[function] += 4 * words(name, operands)
-        elif found := re.search(r"\[sp, #-(\w+)\]!$", operands):
-            frame_bytes[function] += int(found[1], 0)
+        elif match := re.search(r"\[sp, #-(\w+)\]!$", operands):
+            frame_bytes[function] += int(match[1], 0)
         elif name.startswith("sub") and first in ("sp", "sp, sp"):
-            frame_bytes[function] += _number(last, loaded, address)
-        elif name == "add" and first in ("sp", "sp, sp") and not last.startswith("#"):
+            frame_bytes[function] += _number(operand, loaded, address)
+        elif name == "add" and first in ("sp", "sp, sp") and not operand.startswith("#"):
             frame_bytes[function] += (
-                -_number(last, loaded, address) % 2**32 if last in loaded and loaded[last] >= 2**31 else 0
+                -_number(operand, loaded, address) % 2**32 if operand in loaded and loaded[operand] >= 2**31 else 0
             )
-        elif found := BRANCH.match(name):
-            if last.startswith("#"):
-                callee = starts[bisect_right(starts, int(last[1:], 0)) - 1]
+        elif match := BRANCH.match(name):
+            if operand.startswith("#"):
+                callee = starts[bisect_right(starts, int(operand[1:], 0)) - 1]
                 calls[function] |= {callee} - {function}
-            elif last != "lr":
+            elif operand != "lr":
                 raise ValueError(f"the target of {name} {operands} at 0x{address:08x} is computed")
     return frame_bytes, calls
 

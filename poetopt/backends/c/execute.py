@@ -95,9 +95,9 @@ def _run_and_compare(
     asked = [next(iter(cut(graph, batches[-1])))] if asked is None else asked
     with scratch_folder("c") as folder:
 
-        def compile_program(one: DeviceProgram, subfolder: str, stack_bytes: int | None = None) -> Built:
-            write(one, target_core, Path(folder, subfolder))
-            return build(one, target_core, Path(folder, subfolder), measuring=said is None, stack_bytes=stack_bytes)
+        def compile_program(device: DeviceProgram, subfolder: str, stack_bytes: int | None = None) -> Built:
+            write(device, target_core, Path(folder, subfolder))
+            return build(device, target_core, Path(folder, subfolder), measuring=said is None, stack_bytes=stack_bytes)
 
         told(f"compiling for {on}")
         scheduled = compile_program(program, "scheduled")
@@ -107,47 +107,49 @@ def _run_and_compare(
         # no device reserves the stack of this program
         baseline = compile_program(baseline_program, "whole", 2 * STACK_BYTES + program.storage.block_bytes)
         told(f"running the schedule on {on}" if said is None else f"{steps:,} steps on {on}, as planned")
-        mine = run(scheduled, *batches, said=said, asked=asked)
+        scheduled_run = run(scheduled, *batches, said=said, asked=asked)
         once_words = f"{steps:,} steps on {on}, everything computed once"
         told("running the step that computes everything once" if said is None else once_words)
-        theirs = run(baseline, *batches, said=said, asked=asked)
-    comparison = compare(mine.results, theirs.results, tuple(mine.results))
-    if mine.again:
-        comparison = comparison.joined(compare(mine.again, theirs.results, tuple(mine.results)))
+        baseline_run = run(baseline, *batches, said=said, asked=asked)
+    comparison = compare(scheduled_run.results, baseline_run.results, tuple(scheduled_run.results))
+    if scheduled_run.again:
+        comparison = comparison.joined(compare(scheduled_run.again, baseline_run.results, tuple(scheduled_run.results)))
     arena, sizes = arena_bytes(plan), scheduled.sizes
     figures = {
         "on": on,
         "compiler": scheduled.compiler.name,
-        "bit_identical": comparison.identical and mine.losses.tobytes() == theirs.losses.tobytes(),
+        "bit_identical": comparison.identical and scheduled_run.losses.tobytes() == baseline_run.losses.tobytes(),
         "different": comparison.different,
         "budget_bytes": arena if ram_bytes is None else ram_bytes,
         "arena_bytes": arena,
         "measured_peak_bytes": arena,
         "resident_bytes": program.resident.nbytes,
         "linked_ram_bytes": sizes.ram_bytes if sizes else None,
-        "stack_bytes": mine.stack_bytes,
+        "stack_bytes": scheduled_run.stack_bytes,
         "stack_bound_bytes": scheduled.stack.nbytes if scheduled.stack else None,
         "stack_reserved_bytes": scheduled.stack_reserved_bytes if scheduled.board else None,
         "code_bytes": sizes.code_bytes if sizes else None,
-        "instructions": mine.instructions,
+        "instructions": scheduled_run.instructions,
         "bytes_paged": simulation.bytes_paged,
         "bytes_streamed": simulation.bytes_streamed,
-        "predicted": _check_predictions(program, asked, mine, theirs),
+        "predicted": _check_predictions(program, asked, scheduled_run, baseline_run),
     }
-    return _ComparedRuns(program, mine, theirs, comparison, figures)
+    return _ComparedRuns(program, scheduled_run, baseline_run, comparison, figures)
 
 
-def _check_predictions(program: DeviceProgram, asked: Sequence[Batch], mine: Ran, theirs: Ran) -> Predicted | None:
+def _check_predictions(
+    program: DeviceProgram, asked: Sequence[Batch], scheduled_run: Ran, baseline_run: Ran
+) -> Predicted | None:
     """Return the predictions of both programs, compared with onnxruntime's from the final values."""
     plan, graph = program.predicts, program.graph
     if plan is None or not asked:
         return None
     network, values = graph_of(plan.plan), whole(graph.joint)
-    values |= {name: mine.results[name] for name in graph.trained if name in mine.results}
-    values |= {old: mine.results[new] for old, new in graph.states.items() if new in mine.results}
+    values |= {name: scheduled_run.results[name] for name in graph.trained if name in scheduled_run.results}
+    values |= {old: scheduled_run.results[new] for old, new in graph.states.items() if new in scheduled_run.results}
     scheduled_outputs, baseline_outputs = (
-        {name: np.stack([one[name] for one in ran.outputs]) for name in network.outputs} if ran.outputs else {}
-        for ran in (mine, theirs)
+        {name: np.stack([outputs[name] for outputs in ran.outputs]) for name in network.outputs} if ran.outputs else {}
+        for ran in (scheduled_run, baseline_run)
     )
     reference = predicted(network, values, asked)
     return Predicted(
@@ -242,7 +244,7 @@ def measured_reference(graph: TrainingGraph, batch: Batch) -> UlpSensitivity:
     """Return that effect on onnxruntime, node by node, and how far one ulp moves it."""
     exact, near = reference_ways(graph, [batch], [{}])
     ends = exact.ends if graph.updaters and not graph.gradients else exact.moved
-    return sensitivity(exact.moved, [way.moved for way in near], ends)
+    return sensitivity(exact.moved, [run.moved for run in near], ends)
 
 
 def _instructions_by_operator(program: DeviceProgram, counts: NDArray[np.uint64]) -> Mapping[str, int]:
@@ -376,7 +378,7 @@ def reference_ways(
 ) -> tuple[ReferenceRun, Sequence[ReferenceRun]]:
     """Take the steps on onnxruntime, node by node: exactly, and with what they read an ulp off."""
     sessions = Sessions(graph, 1)
-    shown = {made: f"{name}.grad" for name, made in graph.gradients.items()}
+    shown = {new_name: f"{name}.grad" for name, new_name in graph.gradients.items()}
     shown |= {name: name for name in graph.targets if graph.forward_only}
     shown |= {new: name for name, new in graph.joint.carried.items() if name in graph.trained}
 
@@ -394,11 +396,11 @@ def reference_ways(
 
 def allowed(exact: ReferenceRun, near: Sequence[ReferenceRun], values: Mapping[str, Array]) -> UlpSensitivity:
     """Measure how far one ulp moves parameters, whose last values are `values`, and losses where these move further."""
-    measured = sensitivity(exact.moved, [way.moved for way in near], {name: values[name] for name in exact.moved})
+    measured = sensitivity(exact.moved, [run.moved for run in near], {name: values[name] for name in exact.moved})
     return replace(
-        measured, together=max(measured.together, *(_losses_apart(way.losses, exact.losses) for way in near))
+        measured, together=max(measured.together, *(_losses_apart(run.losses, exact.losses) for run in near))
     )
 
 
-def _losses_apart(mine: Array, theirs: Array) -> float:
-    return distance({LOSSES: mine}, {LOSSES: theirs}, (LOSSES,))
+def _losses_apart(losses: Array, reference: Array) -> float:
+    return distance({LOSSES: losses}, {LOSSES: reference}, (LOSSES,))

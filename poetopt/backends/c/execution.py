@@ -256,7 +256,7 @@ class DeviceTraining(DeviceChecks):
     @property
     def max_loss_diff(self) -> float:
         """Largest difference between a step's loss and onnxruntime's."""
-        return max(abs(mine - theirs) for mine, theirs in zip(self.losses, self.reference_losses, strict=True))
+        return max(abs(loss - reference) for loss, reference in zip(self.losses, self.reference_losses, strict=True))
 
     @property
     def finite(self) -> bool:

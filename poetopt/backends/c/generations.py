@@ -65,12 +65,12 @@ def kept(program: DeviceProgram) -> list[Kept]:
 
 def partly_stored(program: DeviceProgram) -> bool:
     """Return whether any piece is on the storage, where an interrupted step has changed part of it."""
-    return any(not one.address for one in kept(program))
+    return any(not piece.address for piece in kept(program))
 
 
 def saved_blocks(program: DeviceProgram) -> int:
     """Return the blocks that one copy takes, and `po_save` writes."""
-    return 1 + sum(-(-one.nbytes // program.storage.block_bytes) for one in kept(program))
+    return 1 + sum(-(-piece.nbytes // program.storage.block_bytes) for piece in kept(program))
 
 
 def copy_at(program: DeviceProgram, which: int) -> int:
@@ -118,7 +118,7 @@ def check_room(program: DeviceProgram) -> None:
 def network_of(program: DeviceProgram) -> bytes:
     """Return a 16-byte hash that identifies copies of one network and plan."""
     graph, problem = program.graph, program.plan.problem
-    layout = [(one.address, one.nbytes, one.block) for one in kept(program)]
+    layout = [(piece.address, piece.nbytes, piece.block) for piece in kept(program)]
     text = f"{graph.structure_hash} {graph.optimizer} {problem.runtime_version} {layout}"
     return hashlib.sha256(text.encode()).digest()[:16]
 
@@ -126,10 +126,10 @@ def network_of(program: DeviceProgram) -> bytes:
 def first_copy(program: DeviceProgram) -> bytes:
     """Return the copy of all lasting values before the first step, as `po_save` would write it."""
     data, crc = bytearray(), 0
-    for one in kept(program):
-        content = _first_region(program) if not one.name else _first_value(program, one.name).tobytes()
+    for piece in kept(program):
+        content = _first_region(program) if not piece.name else _first_value(program, piece.name).tobytes()
         crc = zlib.crc32(content, crc)
-        data += content + bytes(-one.nbytes % program.storage.block_bytes)
+        data += content + bytes(-piece.nbytes % program.storage.block_bytes)
     head = HEAD.pack(MAGIC, 1, network_of(program), crc, 0)[:-4]
     head += zlib.crc32(head).to_bytes(4, "little")
     return bytes(data) + head + bytes(program.storage.block_bytes - len(head))
@@ -178,9 +178,9 @@ def _read_copy(program: DeviceProgram, storage: bytes, which: int) -> tuple[int,
     if magic != MAGIC or network != network_of(program) or check != zlib.crc32(head[:-4]):
         return None
     pieces, position = list[bytes](), copy_at(program, which) * program.storage.block_bytes
-    for one in kept(program):
-        pieces.append(storage[position : position + one.nbytes])
-        position += -(-one.nbytes // program.storage.block_bytes) * program.storage.block_bytes
+    for piece in kept(program):
+        pieces.append(storage[position : position + piece.nbytes])
+        position += -(-piece.nbytes // program.storage.block_bytes) * program.storage.block_bytes
     content = b"".join(pieces)
     return (generation, content) if zlib.crc32(content) == data else None
 

@@ -84,15 +84,15 @@ def golden_of(program: DeviceProgram) -> Golden:
     sessions = Sessions(graph, 1)
     exact, *near = (Steps(graph, sessions, seed).step(batch) for seed in (None, *range(TRIALS)))
     names = (*graph.targets, *graph.gradients.values(), *graph.states.values())
-    kept = {name: exact[name] for name in names if exact[name].dtype.kind == "f"}
-    each = sensitivity(kept, near, kept)
+    float_results = {name: exact[name] for name in names if exact[name].dtype.kind == "f"}
+    each = sensitivity(float_results, near, float_results)
     parameters = list[SignedSum | None]()
     together = each.together
     if not graph.gradients:
         first, (ends, *others) = whole(graph), [_ends(graph, ended) for ended in (exact, *near)]
-        ways = sensitivity(moved_by(graph, first, ends), [moved_by(graph, first, ended) for ended in others], ends)
-        together = max(together, ways.together)
-        parameters = [_sum(ends[row.name], row.name, ways, together) for row in program.parameters]
+        changes = sensitivity(moved_by(graph, first, ends), [moved_by(graph, first, ended) for ended in others], ends)
+        together = max(together, changes.together)
+        parameters = [_sum(ends[row.name], row.name, changes, together) for row in program.parameters]
     prediction_inputs, outputs = list[Drawn](), list[SignedSum | None]()
     if program.predicts is not None:
         network = graph_of(program.predicts.plan)
@@ -113,8 +113,8 @@ def golden_of(program: DeviceProgram) -> Golden:
     return Golden(inputs, prediction_inputs, results, parameters or [None] * len(program.parameters), outputs)
 
 
-def _ends(graph: TrainingGraph, found: Mapping[str, Array]) -> Mapping[str, Array]:
-    return {name: found[graph.joint.carried[name]] for name in graph.trained}
+def _ends(graph: TrainingGraph, results: Mapping[str, Array]) -> Mapping[str, Array]:
+    return {name: results[graph.joint.carried[name]] for name in graph.trained}
 
 
 def _drawn(graph: TrainingGraph, row: TableRow, split: Sequence[str] = ()) -> Drawn:

@@ -200,7 +200,7 @@ def board(program: DeviceProgram, stack_bytes: int | None = None, *, at_end_of_p
     return Board(origin, nbytes, stack_bytes - (8 if gap else 0))
 
 
-def linker_script(found: Board) -> str:
+def linker_script(target_board: Board) -> str:
     """Return po.ld."""
     return filled(
         "po.ld",
@@ -208,8 +208,8 @@ def linker_script(found: Board) -> str:
             "flash_origin": "0x00000000",
             # nearly all addresses below a Cortex-M's RAM; replace it by the board's own size
             "flash_bytes": "0x10000000",
-            "ram_origin": f"0x{found.origin:08x}",
-            "ram_bytes": found.nbytes,
-            "stack_bytes": found.stack_bytes,
+            "ram_origin": f"0x{target_board.origin:08x}",
+            "ram_bytes": target_board.nbytes,
+            "stack_bytes": target_board.stack_bytes,
         },
     )

@@ -56,9 +56,9 @@ class Modelled:
 def joined(ones: Iterable[Modelled]) -> Modelled:
     """Return the cost of several operators together; at least one."""
     costs = list(ones)
-    low, middle, high = (sum(one.cycles[k] for one in costs) for k in range(len(LEVELS)))
-    classes = {kind: sum(one.classes[kind] for one in costs) for kind in costs[0].classes}
-    return Modelled(sum(one.instructions for one in costs), classes, (low, middle, high))
+    low, middle, high = (sum(cost.cycles[k] for cost in costs) for k in range(len(LEVELS)))
+    classes = {kind: sum(cost.classes[kind] for cost in costs) for kind in costs[0].classes}
+    return Modelled(sum(cost.instructions for cost in costs), classes, (low, middle, high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class EmulatedProfile:
         return {
             "clock_hz": self.clock_hz,
             "step": joined(self.operators.values()).to_dict(),
-            "by_operator": {name: one.to_dict() for name, one in self.operators.items()},
+            "by_operator": {name: cost.to_dict() for name, cost in self.operators.items()},
         }
 
 
@@ -152,7 +152,7 @@ def profile_on(
     return EmulatedProfile(profile, clock_hz, operators)
 
 
-def _entry(ones: list[Modelled], clock_hz: float) -> OperatorProfile:
+def _entry(costs: list[Modelled], clock_hz: float) -> OperatorProfile:
     """Return the profile of operators of one signature: the mean; half the distance from low to high is the spread."""
-    low, middle, high = (sum(one.cycles[k] for one in ones) / len(ones) / clock_hz for k in range(len(LEVELS)))
-    return OperatorProfile(time_s=middle, spread_s=(high - low) / 2, runs=len(ones))
+    low, middle, high = (sum(cost.cycles[k] for cost in costs) / len(costs) / clock_hz for k in range(len(LEVELS)))
+    return OperatorProfile(time_s=middle, spread_s=(high - low) / 2, runs=len(costs))

@@ -117,11 +117,18 @@ def operators_of(planned: Mapping[int, Planned], still: Still) -> dict[int, Mapp
     """Return the functions of each plan's operators. Raise `UnsupportedOpError` where a kernel is missing."""
     codes_by_run: dict[tuple[int, Run], OperatorCode] = {}
     words = 0
-    for which, one in planned.items():
-        computed = {(s.target, s.variant) for s in one.plan.instructions if s.action is Action.COMPUTE}
+    for which, addressed in planned.items():
+        computed = {(s.target, s.variant) for s in addressed.plan.instructions if s.action is Action.COMPUTE}
         for index, variant in sorted(computed):
             # prefixes of operators' functions: of the plan, of the update phase, of po_predict
-            arguments = one.graph, one.plan.problem, one.places, still, words, (PREFIX, "po_last", "po_seen")[which]
+            arguments = (
+                addressed.graph,
+                addressed.plan.problem,
+                addressed.places,
+                still,
+                words,
+                (PREFIX, "po_last", "po_seen")[which],
+            )
             code = streamed_code(index, variant, *arguments) if variant else operator_code(index, *arguments)
             codes_by_run[which, (index, variant)] = code
             words += len(code.state)
@@ -283,8 +290,8 @@ def device_program(
     weights = sum(-(-span.nbytes // block) for span in spans)
     weights = -(-weights // unit) * unit  # read-only blocks share no erase block with others
     by_name = {problem.tensors[index].name: table.whole for index, table in tables.items()}
-    plans, whole = [run.plan for run in all_plans.values()], {n: table.nbytes for n, table in by_name.items()}
-    storage = lay_out_storage(plans, weights, whole, graph.sums.values())
+    plans, table_bytes = [run.plan for run in all_plans.values()], {n: table.nbytes for n, table in by_name.items()}
+    storage = lay_out_storage(plans, weights, table_bytes, graph.sums.values())
     offsets = {problem.tensors[index].name: offset for index, offset in input_offsets(plan).items()}
     scheduled = scheduled_names(problem)
     operators = operators_of(all_plans, (resident, flash))
@@ -319,11 +326,11 @@ def device_program(
         inputs=tuple(row for name in graph.inputs if (row := fed(name)) is not None),
         results=(
             *map(kept, graph.targets),
-            *(kept(made, f"{name}.grad") for name, made in graph.gradients.items()),
+            *(kept(new_name, f"{name}.grad") for name, new_name in graph.gradients.items()),
             *(kept(name) for name in graph.states.values()),
         ),
         parameters=tuple(kept(name) for name in graph.trained if name in resident.offsets or name in scheduled),
-        hyperparameters=tuple(kept(name, what) for what, name in graph.hyperparameters.items()),
+        hyperparameters=tuple(kept(name, shown_name) for shown_name, name in graph.hyperparameters.items()),
         carried=tuple((kept(old), kept(new)) for old, new in graph.beside.items()),
         predicts=routines.get(PREDICTS),
         asked=() if prediction is None else tuple(_input_rows(prediction, storage)),
@@ -344,8 +351,8 @@ def _input_rows(prediction: Plan, storage: BlockStorage) -> Iterator[TableRow]:
 def _output_rows(prediction: Plan) -> Iterator[TableRow]:
     """Yield the outputs of a prediction."""
     network, index = graph_of(prediction), {t.name: i for i, t in enumerate(prediction.problem.tensors)}
-    last = len(prediction.instructions) - 1
-    ends = {b.index: b.offset for b in buffers(prediction) if b.last == last and not b.workspace}
+    last_instruction = len(prediction.instructions) - 1
+    ends = {b.index: b.offset for b in buffers(prediction) if b.last == last_instruction and not b.workspace}
     for name in network.outputs:
         yield TableRow(name, network.tensors[name], Place(ends[index[network.root(name)]]))
 

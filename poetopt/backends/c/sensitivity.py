@@ -32,10 +32,10 @@ MOVED = "\0moved"
 """Suffix of the name of a parameter that is read an ulp off."""
 
 
-def distance(mine: Arrays, theirs: Arrays, names: Sequence[str]) -> float:
+def distance(tensors: Arrays, reference: Arrays, names: Sequence[str]) -> float:
     """Return the norm of the difference over that of `theirs`, all tensors together; infinite where one is NaN."""
-    difference = _norm([_difference(mine[name], theirs[name]) for name in names])
-    reference_norm = _norm([_norm([theirs[name]]) for name in names])
+    difference = _norm([_difference(tensors[name], reference[name]) for name in names])
+    reference_norm = _norm([_norm([reference[name]]) for name in names])
     if not np.isfinite(difference) or not np.isfinite(reference_norm):
         return float("inf")
     return difference / reference_norm if reference_norm else float(difference > 0)
@@ -73,10 +73,10 @@ class UlpSensitivity:
 def sensitivity(exact: Arrays, near: Sequence[Arrays], kept: Arrays) -> UlpSensitivity:
     """Measure the distance of `near` from `exact`, with the rounding of `kept`: these tensors, or their ends."""
     ulps = {name: np.spacing(np.abs(kept[name])) for name in exact}
-    each = {n: max(_norm([ulps[n]]), *(_difference(one[n], exact[n]) for one in near)) for n in exact}
+    each = {n: max(_norm([ulps[n]]), *(_difference(moved[n], exact[n]) for moved in near)) for n in exact}
     exact_norm = _norm([_norm([array]) for array in exact.values()])
     min_relative = max(float(array.max(initial=0.0)) for array in ulps.values()) / exact_norm if exact_norm else 0.0
-    return UlpSensitivity(exact, each, max(min_relative, *(distance(one, exact, tuple(exact)) for one in near)))
+    return UlpSensitivity(exact, each, max(min_relative, *(distance(moved, exact, tuple(exact)) for moved in near)))
 
 
 class Steps(Ordinary):

@@ -148,9 +148,9 @@ def tables_of(graph: TrainingGraph, places: Places, kept: int, block: int) -> di
     """
     listed: dict[int, ListedTable] = {}
     for name, rows in graph.rows.items():
-        whole = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
+        full_tensor = Tensor(name, tuple(rows.values.shape), graph.tensors[name].dtype, graph.tensors[name].role)
         count = graph.tensors[name].shape[0]
-        table = ListedTable(name, whole, block, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
+        table = ListedTable(name, full_tensor, block, count, rows.ids, rows.fixed, kept, places.index[rows.of or name])
         if table.row_bytes % block:
             raise PlanError(
                 f"a row of the table {name!r} has {table.row_bytes} B, but C reads only whole blocks of {block:,} B "
@@ -179,6 +179,6 @@ def declared(tables: Mapping[int, ListedTable]) -> Iterator[str]:
 def moved(tables: Mapping[int, ListedTable], index: int, block: int, address: str, *, out: bool) -> str:
     """Return the C call that moves the rows of a table."""
     table = tables[index]
-    way = "po_rows_out" if out else "po_rows_in"
+    function = "po_rows_out" if out else "po_rows_in"
     blocks = table.row_bytes // table.block_bytes
-    return f"{way}({table.identifier}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"
+    return f"{function}({table.identifier}, {block}u, {blocks}u, {address}, {table.row_bytes}u)"

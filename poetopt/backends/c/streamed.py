@@ -34,13 +34,13 @@ def streamed_code(
     writer = Writer(operator, graph, places, still, detail.layout)
     run = steps(operator, graph.tensors, graph.constants, problem.alignment)
     sums = {name for name in detail.streamed if name in graph.sums.values()}
-    made = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places), sums)
-    lines = list(made.lines())
+    body_writer = Function(operator, graph.tensors, writer, detail, run, _lists(detail, graph, places), sums)
+    lines = list(body_writer.lines())
     function = f"{prefix}_{index}_v{number}_{identifier(operator.name)}"
     blocks = tuple(places.index[graph.root(name)] for name in detail.streamed)
     parameters = [f"void *t{k}" for k in range(len(writer.tensors))]
     parameters += [f"void *{WORKSPACE}"]
-    parameters += ["uint32_t *state"] if made.state else []
+    parameters += ["uint32_t *state"] if body_writer.state else []
     parameters += [f"uint32_t b{k}" for k in range(len(blocks))]
     parameters += [f"int {BEGUN}"] if sums else []
     told = [f"t{k}: {comment(problem.tensors[i].name)}" for k, i in enumerate(writer.tensors)]
@@ -52,7 +52,7 @@ def streamed_code(
     headers = {(INCLUDE, "po_stream.h"): None}
     headers.update(dict.fromkeys((step.kernel.include, header) for step in run for header in step.kernel.headers))
     return OperatorCode(
-        operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(made.state), state_at,
+        operator.name, function, tuple(writer.tensors), True, text, tuple(headers), tuple(body_writer.state), state_at,
         stored=blocks, sums=bool(sums),
     )  # fmt: skip
 
@@ -238,9 +238,9 @@ class Function:
 
     def chunk(self, count: str) -> Iterator[str]:
         """Yield a chunk of the outer loop."""
-        mine = [moved for moved in self.moved.values() if moved.taken.level == OUTER]
+        moved_here = [moved for moved in self.moved.values() if moved.taken.level == OUTER]
         tilings = enumerate(self.detail.form.tilings)
-        yield from _around(mine, count, (line for k, tiling in tilings for line in self.step(k, tiling, count)))
+        yield from _around(moved_here, count, (line for k, tiling in tilings for line in self.step(k, tiling, count)))
 
     def step(self, number: int, tiling: Tiling, count: str) -> Iterator[str]:
         """Yield a step's part of a chunk."""
@@ -253,10 +253,10 @@ class Function:
         if tiling.inner is None:
             yield from tiling.code(step.call, self.taken(step, tiling, (count, "0"))).splitlines()
             return
-        mine = [moved for moved in self.moved.values() if moved.taken.level == INNER]
+        moved_here = [moved for moved in self.moved.values() if moved.taken.level == INNER]
         code = tiling.code(step.call, self.taken(step, tiling, (count, COUNT[INNER])))
         head = _loop(INNER, tiling.inner.extent, self.detail.inner)
-        yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
+        yield from _block(head, _around(moved_here, COUNT[INNER], code.splitlines()))
 
     def round(self, step: KernelStep, tiling: Tiling, turn: Round) -> Iterator[str]:
         """Yield sweeps of the inner loop, and the code between them."""
@@ -272,12 +272,12 @@ class Function:
 
     def sweep(self, step: KernelStep, tiling: Tiling, part: Sweep) -> Iterator[str]:
         """Yield one pass of the inner loop, with its transfers."""
-        taken = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
-        names = {self.same.get(t.name, t.name) for t in taken if t is not None}
-        mine = [moved for moved in self.moved.values() if moved.name in names]
+        operands = [step.call.inputs[k] for k in part.inputs] + [step.call.outputs[k] for k in part.outputs]
+        names = {self.same.get(t.name, t.name) for t in operands if t is not None}
+        moved_here = [moved for moved in self.moved.values() if moved.name in names]
         code = part.code(step.call, self.taken(step, tiling, ("0", COUNT[INNER])))
         head = _loop(INNER, part.end, self.detail.inner, part.begin)
-        yield from _block(head, _around(mine, COUNT[INNER], code.splitlines()))
+        yield from _block(head, _around(moved_here, COUNT[INNER], code.splitlines()))
 
     def taken(self, step: KernelStep, tiling: Tiling, counts: tuple[str, str], *, whole: bool = False) -> Chunk:
         """Return the operands of a tiling's code; with `whole`, outside of its loops, without sliced operands."""
@@ -339,12 +339,12 @@ def _loop(level: int, extent: int, size: int, begin: int = 0) -> list[str]:
     ]
 
 
-def _around(mine: Sequence[_Moved], count: str, body: Iterable[str]) -> Iterator[str]:
+def _around(tensors: Sequence[_Moved], count: str, body: Iterable[str]) -> Iterator[str]:
     """Yield `body` between statements that read chunks of `mine` and that write them."""
-    for moved in mine:
+    for moved in tensors:
         yield from moved.enter(count)
     yield from body
-    for moved in mine:
+    for moved in tensors:
         yield from moved.leave(count)
 
 

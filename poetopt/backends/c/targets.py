@@ -141,8 +141,8 @@ def compilers(target: Target) -> Iterator[Compiler]:
     else:
         names, flags = tuple(filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))), ()
     for name in names:
-        if found := shutil.which(name):
-            yield Compiler(name, (found, *flags))
+        if path := shutil.which(name):
+            yield Compiler(name, (path, *flags))
     if zig := _find_zig():
         yield Compiler(ZIG, (*zig, *target.zig))
 
@@ -153,8 +153,8 @@ def compiler(target: Target) -> Compiler:
 
     Raise `BackendUnavailableError`, with an install command, where there is none.
     """
-    for found in compilers(target):
-        return found
+    for installed in compilers(target):
+        return installed
     system = "the package gcc-arm-none-eabi of your system" if target.bare else "cc, gcc or clang from your system"
     raise BackendUnavailableError(
         f"no C compiler for {target.name} is installed; get one with: pip install 'poetopt[device]' (zig), or {system}"
@@ -164,5 +164,5 @@ def compiler(target: Target) -> Compiler:
 def _find_zig() -> tuple[str, ...]:
     if importlib.util.find_spec("ziglang") is not None:
         return (sys.executable, "-m", "ziglang", "cc")
-    found = shutil.which("zig")
-    return (found, "cc") if found else ()
+    path = shutil.which("zig")
+    return (path, "cc") if path else ()

@@ -166,8 +166,8 @@ def as_array(name: str, value: object) -> Array:
 
 def _form(data: Mapping[str, object], name: str) -> str:
     """Return type and shape of an array without reading it; "" where it is none."""
-    found = data.header(name) if isinstance(data, Archive) else data[name]
-    return f" ({found.dtype}, shape {list(found.shape)})" if isinstance(found, Header | np.ndarray) else ""
+    header = data.header(name) if isinstance(data, Archive) else data[name]
+    return f" ({header.dtype}, shape {list(header.shape)})" if isinstance(header, Header | np.ndarray) else ""
 
 
 def _described(tensor: Tensor) -> str:

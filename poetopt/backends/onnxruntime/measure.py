@@ -189,18 +189,18 @@ def high_water_bytes(acts: Sequence[Act], prepare: Act) -> int | None:
 def _highest(acts: Sequence[Act], give_back_act: Act | None, resident: _ResidentCounter) -> int:
     """Return the most that a pass from now on holds above its least resident memory."""
     faulted = _fault_counter()
-    low = held = resident.bytes() or 0
+    low = resident_bytes = resident.bytes() or 0
     most, faults = 0, faulted()
     for act in acts:
         if act is not give_back_act:
             act()
             continue
-        if held + faulted() - faults - low > most:  # counting takes longer than most acts
+        if resident_bytes + faulted() - faults - low > most:  # counting takes longer than most acts
             most = max(most, (resident.bytes() or 0) - low)
         act()
         # memory from before the step may be returned in it
-        held = resident.bytes() or 0
-        low, faults = min(low, held), faulted()
+        resident_bytes = resident.bytes() or 0
+        low, faults = min(low, resident_bytes), faulted()
     return max(most, (resident.bytes() or 0) - low)
 
 
@@ -298,9 +298,9 @@ def _passes(acts: Sequence[Act], prepare: Act, *, each: bool) -> Generator[tuple
                 most = 0 if each else max(most, figures[k])
                 trim()
                 # memory from before the step may be returned in it
-                held = resident.bytes() or 0
-                base = min(base, held)
-                bound = held - base
+                resident_bytes = resident.bytes() or 0
+                base = min(base, resident_bytes)
+                bound = resident_bytes - base
             yield tuple(figures)
 
 
@@ -317,10 +317,10 @@ def _fault_counter() -> Callable[[], int]:
         return getrusage(RUSAGE_SELF).ru_minflt * page
 
     pages = 64
-    with mmap.mmap(-1, pages * page) as fresh:
+    with mmap.mmap(-1, pages * page) as mapping:
         before = faulted()
-        for place in range(0, len(fresh), page):
-            fresh[place] = 1
+        for place in range(0, len(mapping), page):
+            mapping[place] = 1
         is_counting = faulted() - before >= pages * page
     return faulted if is_counting else count(step=1 << 62).__next__
 
@@ -350,8 +350,8 @@ def alternate(
         Records the share of time for which other processes had the processors; those seconds don't count.
     """
     if clock is None:
-        with Stopwatch() as own:
-            return alternate(steps, seconds=seconds, least=least, most=most, clock=own)
+        with Stopwatch() as new_clock:
+            return alternate(steps, seconds=seconds, least=least, most=most, clock=new_clock)
     times: dict[str, list[float]] = {name: [] for name in steps}
     start = time.perf_counter()
     with paused():
@@ -364,7 +364,7 @@ def alternate(
             elapsed_s = time.perf_counter() - start
             if (turn + 1 >= least or elapsed_s > 4 * seconds) and elapsed_s * (turn + 2) / (turn + 1) > seconds:
                 break
-    return {name: median(found) for name, found in times.items()}
+    return {name: median(times_s) for name, times_s in times.items()}
 
 
 def _rotated(names: Sequence[str], turn: int) -> Sequence[str]:

@@ -74,8 +74,8 @@ def storage(
         The storage fails.
     """
     if clock is None:
-        with Stopwatch() as own:
-            return storage(workdir, rounds=rounds, clock=own, between=between)
+        with Stopwatch() as new_clock:
+            return storage(workdir, rounds=rounds, clock=new_clock, between=between)
     samples: dict[str, list[tuple[float, float]]] = {"out": [], "in": []}
     with PageFile({str(nbytes): nbytes for nbytes in SIZES}, None if workdir is None else Path(workdir)) as pages:
         for nbytes in SIZES:
@@ -234,10 +234,10 @@ def _measure(
             busy_s += time.perf_counter() - begin_s
             joules += counter.counted() - before if counter else 0.0
             sums = dict.fromkeys(names, 0.0)
-            for owner, taken in zip(owners, action_times, strict=True):
-                sums[owner] += taken
-            for name, taken in sums.items():
-                times[name].append(taken)
+            for owner, action_s in zip(owners, action_times, strict=True):
+                sums[owner] += action_s
+            for name, action_s in sums.items():
+                times[name].append(action_s)
             if turn > 0 and time.perf_counter() - start > seconds:
                 break
         program.load(batch)
@@ -276,7 +276,10 @@ def _time_actions(acts: Sequence[Callable[[], object]], clock: Stopwatch) -> lis
         act()
         # what the clock takes itself is between the acts
         readings.append((clock_s() - begin, waited_s_now()))
-    waits = [after - before for before, after in pairwise((start, *(after for _, after in readings)))]
+    waits = [
+        waited_after - before
+        for before, waited_after in pairwise((start, *(waited_after for _, waited_after in readings)))
+    ]
     return [clock.timed(wall_s, waited_s) for (wall_s, _), waited_s in zip(readings, waits, strict=True)]
 
 

@@ -373,7 +373,7 @@ class Ordinary:
             self._redraw_at_window(0)
         results = call(partial(self.nodes.run, self.reads(graph_batch)))
         if self.lr is not None:
-            gradients = {name: results[made] for name, made in self.graph.gradients.items()}
+            gradients = {name: results[new_name] for name, new_name in self.graph.gradients.items()}
             descend({name: self._given[name] for name in gradients}, gradients, self.lr)
         for old, new in self.graph.saved.items():
             if new != old:
@@ -385,7 +385,7 @@ class Ordinary:
 
 
 def verify(
-    made: Prepared | Path,
+    prepared: Prepared | Path,
     batches: Callable[[Prepared], Callable[[int], Batch]],
     hyperparameters: Mapping[str, float],
     witnesses: Sequence[Witness],
@@ -400,9 +400,9 @@ def verify(
     batches
         Returns a function that returns the batch of each step, from 0.
     """
-    made = Prepared.load(made) if isinstance(made, Path) else made
-    sessions, batch_of_step, pace = Sessions(made.graph, 1, made.models), batches(made), paced(told)
-    training = Ordinary(made.graph, sessions, made.first, hyperparameters.get("lr", 0.0))
+    prepared = Prepared.load(prepared) if isinstance(prepared, Path) else prepared
+    sessions, batch_of_step, pace = Sessions(prepared.graph, 1, prepared.models), batches(prepared), paced(told)
+    training = Ordinary(prepared.graph, sessions, prepared.first, hyperparameters.get("lr", 0.0))
     training.say(hyperparameters)
     losses: list[float] = []
     times: list[float] = []
@@ -417,7 +417,7 @@ def verify(
         for witness in witnesses:
             if witness.before is not None:
                 training.load(witness.before, witness.number)
-            losses.append(training.take(batch_of_step(witness.number), timed)[made.graph.loss].item())
+            losses.append(training.take(batch_of_step(witness.number), timed)[prepared.graph.loss].item())
             pace(f"step {witness.number + 1:,} in ordinary training, loss {losses[-1]:.6g}")
             if first_difference:
                 continue

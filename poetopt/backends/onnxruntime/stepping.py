@@ -209,7 +209,7 @@ class ScheduledStep(Closing):
     @property
     def gradients(self) -> Mapping[str, Array]:
         """Gradients of the last step by parameter, where the step has no optimizer. Views, until the next one."""
-        return {name: self.program.result(made) for name, made in self.graph.gradients.items()}
+        return {name: self.program.result(gradient) for name, gradient in self.graph.gradients.items()}
 
     @property
     def parameters(self) -> Mapping[str, Array]:

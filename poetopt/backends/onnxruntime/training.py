@@ -314,21 +314,21 @@ class Alone:
     digests: Mapping[str, bytes]
 
 
-def run_alone(made: Prepared, *, workdir: str | os.PathLike[str] | None = None, told: Told = silent) -> Alone:
+def run_alone(prepared: Prepared, *, workdir: str | os.PathLike[str] | None = None, told: Told = silent) -> Alone:
     """Take a few steps on the prepared batch. Raise as `execute` does."""
     first_digests: dict[str, bytes] = {}
     training = train(
-        made,
+        prepared,
         3,
         None,
-        ram_bytes=made.ram_bytes,
-        data=batch_of(made.graph.whole, made.fed),
+        ram_bytes=prepared.ram_bytes,
+        data=batch_of(prepared.graph.whole, prepared.fed),
         workdir=workdir,
         after_first=lambda step: first_digests.update(step.digests()),
         told=told,
     )
     figures = {
-        "loss": None if made.graph.forward_only else training.losses[0],
+        "loss": None if prepared.graph.forward_only else training.losses[0],
         "arena_bytes": training.arena_bytes,
         "bytes_paged": training.bytes_paged,
         "bytes_streamed": training.bytes_streamed,
@@ -341,9 +341,9 @@ def run_alone(made: Prepared, *, workdir: str | os.PathLike[str] | None = None, 
 
 
 def _batches(
-    made: Prepared, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int
+    prepared: Prepared, data: Mapping[str, object] | str | os.PathLike[str] | None, seed: int
 ) -> Callable[[int], Batch]:
-    return batches_of(made.graph.whole, made.fed if data is None else data, seed).get
+    return batches_of(prepared.graph.whole, prepared.fed if data is None else data, seed).get
 
 
 def losses_beside(values: Collection[str]) -> str:

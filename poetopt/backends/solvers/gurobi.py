@@ -76,8 +76,8 @@ class _GurobiSession(MatrixSession):
         self._constraints += parts
 
     def _append(self, rows: Sequence[Row]) -> Sequence[Row]:
-        whole = self._matrix.only(rows)
-        self._add_rows(whole.rows, whole.row_lower, whole.row_upper)
+        added = self._matrix.only(rows)
+        self._add_rows(added.rows, added.row_lower, added.row_upper)
         return rows
 
     def _delete(self, places: NDArray[np.int32]) -> None:

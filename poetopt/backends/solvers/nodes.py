@@ -109,4 +109,4 @@ class Nodes(Protocol):
 
 
 class StoppedError(Exception):
-    """A solve was stopped and has no answer. Users never see this error."""
+    """Stop of a solve without an answer. Users never see this error."""

@@ -214,7 +214,7 @@ class _PyomoSession(_OtherSession):
             options[self._known.limit] = call.seconds
         if self._known.threads is not None and self._threads > 1:
             options[self._known.threads] = self._threads
-        more = {"warmstart": True} if self._known.start and not np.all(np.isnan(call.start)) else {}
+        warm_start = {"warmstart": True} if self._known.start and not np.all(np.isnan(call.start)) else {}
         model, solver = _to_pyomo(call.matrix, call.start), self._solver
         if isinstance(solver, SystemCallSolver):
             solver._execute_command = run.execute  # Pyomo's own method can't be ended early
@@ -222,7 +222,7 @@ class _PyomoSession(_OtherSession):
         def work() -> Answer:
             try:
                 results = solver.solve(
-                    model, timelimit=math.ceil(call.seconds), options=options, load_solutions=False, **more
+                    model, timelimit=math.ceil(call.seconds), options=options, load_solutions=False, **warm_start
                 )
             except Exception as error:
                 if run.stop_requested.is_set():
@@ -378,8 +378,8 @@ class PyomoBackend:
     ) -> Session:
         """Compile `model` for HiGHS and the solver."""
         refuse_reserved(self.name, options, self._known.reserved)
-        solver, more = self.solver(), {"threads": threads, "scale": scale, "log": log}
-        return _PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **more)
+        solver, arguments = self.solver(), {"threads": threads, "scale": scale, "log": log}
+        return _PyomoSession(model, solver, self._known, options, capabilities=self.capabilities, **arguments)
 
 
 SCIP_RESERVED = {
@@ -424,7 +424,7 @@ class _ScipSession(_OtherSession):
             if scip.getStatus() == "unbounded":
                 raise unbounded()
             best = scip.getBestSol() if scip.getNSols() else None
-            values = None if best is None else np.array([scip.getSolVal(best, one) for one in variables])
+            values = None if best is None else np.array([scip.getSolVal(best, variable) for variable in variables])
             bound = scip.getDualbound()
             proven = -math.inf if scip.isInfinity(abs(bound)) else bound
             outcomes = {"infeasible": Outcome.INFEASIBLE} | dict.fromkeys(("optimal", "gaplimit"), Outcome.OPTIMAL)
@@ -439,8 +439,8 @@ def _pass_to_scip(scip: Any, matrix: Matrix) -> list[Any]:
     from pyscipopt.scip import ExprCons
 
     variables = [
-        scip.addVar(vtype="I" if whole else "C", lb=low, ub=high, obj=cost)
-        for whole, low, high, cost in zip(
+        scip.addVar(vtype="I" if is_integer else "C", lb=low, ub=high, obj=cost)
+        for is_integer, low, high, cost in zip(
             matrix.integer.tolist(), matrix.lower.tolist(), matrix.upper.tolist(), matrix.costs.tolist(), strict=True
         )
     ]

@@ -201,20 +201,20 @@ class MatrixSession(ABC):
 
     def dual_proof(self) -> DualProof:
         """Return the current relaxation with its last solve's multipliers."""
-        whole = self._matrix.extended(self._added)
-        multipliers = np.zeros(len(whole.row_lower))
+        matrix = self._matrix.extended(self._added)
+        multipliers = np.zeros(len(matrix.row_lower))
         if self._multipliers is not None:  # rows added after the last finished solve have none
             multipliers[: len(self._multipliers)] = self._multipliers / self._scale
         return DualProof(
-            constant=whole.constant,
-            costs=whole.costs.tolist(),
+            constant=matrix.constant,
+            costs=matrix.costs.tolist(),
             lower=self._lower.tolist(),
             upper=self._upper.tolist(),
-            starts=whole.rows.indptr.tolist(),
-            columns=whole.rows.indices.tolist(),
-            values=whole.rows.data.tolist(),
-            row_lower=whole.row_lower.tolist(),
-            row_upper=whole.row_upper.tolist(),
+            starts=matrix.rows.indptr.tolist(),
+            columns=matrix.rows.indices.tolist(),
+            values=matrix.rows.data.tolist(),
+            row_lower=matrix.row_lower.tolist(),
+            row_upper=matrix.row_upper.tolist(),
             multipliers=multipliers.tolist(),
         )
 

@@ -123,7 +123,7 @@ class Parted:
 
     @property
     def acts(self) -> list[Act]:
-        """The actions of the step, in order."""
+        """Actions of the step, in order."""
         actions: list[Act] = []
         for part in range(self.graph.parts):
             actions += [partial(self._begin, part), *self.part.acts, self._end]

@@ -223,7 +223,7 @@ class Program:
 
     @property
     def acts(self) -> list[Act]:
-        """The actions of the step, in order."""
+        """Actions of the step, in order."""
         return [call.act for call in self.calls]
 
     def run(self) -> None:

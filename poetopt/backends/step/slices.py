@@ -33,10 +33,10 @@ class BoundSlices:
     def bind(self) -> None:
         """Bind the nodes that run once before the loop, those of each slice, and those after it."""
         sliced, needs = self.sliced, self.sliced.layout.kernel_bytes
-        first, last = len(sliced.before), len(sliced.before) + len(sliced.each)
+        first, end = len(sliced.before), len(sliced.before) + len(sliced.each)
         self._bind_once(sliced.before, needs[:first])
         for begin, count in sliced.chunks():
-            for node, need in zip(sliced.each, needs[first:last], strict=True):
+            for node, need in zip(sliced.each, needs[first:end], strict=True):
                 if node.op_type in (FETCH, STORE) and node.domain:
                     self._copy_slice(node, begin, count)
                 elif node.op_type == PUT_ROWS and node.domain:
@@ -44,7 +44,7 @@ class BoundSlices:
                 elif not is_inner_view(node, sliced.layout.storage):
                     run = sliced.further.get(node.outputs[0], node) if begin else node
                     self._run(run, sliced.shapes(run, self.tensors, count), need, begin)
-        self._bind_once(sliced.behind, needs[last:])
+        self._bind_once(sliced.behind, needs[end:])
 
     def _bind_once(self, nodes: tuple[Node, ...], needs: tuple[int, ...]) -> None:
         for node, need in zip(nodes, needs, strict=True):

@@ -165,10 +165,10 @@ def test_storage_without_room_for_two_copies_is_refused(tmp_path: Path) -> None:
             po.emit(narrow, tmp_path / "c")
         assert not (tmp_path / "c").exists()
     odd = replace(plan, problem=replace(plan.problem, storage_erase_bytes=1000))
-    with pytest.raises(PlanError, match=r"erases 1,000 at once, and a program in C moves 512 B at once: that must be"):
+    with pytest.raises(PlanError, match=r"moves 512 B of storage at once, which must be .* erases 1,000 B at once"):
         po.emit(odd, tmp_path / "other")
     for board, told in (
-        (blocks_of(515), "blocks of 515 B and erases 1 at once, and a program in C moves 515 B at once: that must be"),
+        (blocks_of(515), "a program in C moves 515 B of storage at once, which must be a multiple of"),
         (replace(blocks_of(4096), stack_bytes=2048), "one on the stack, and .* are 2,048; give a device with 4,480"),
     ):
         other = keeping_nothing(network().differentiate(optimizer="adam").cost(board, runtime="c", parameters="paged"))
