@@ -62,7 +62,7 @@ class PoweredBoard(EmulatedMachine):
         machine.mem_write(self.ram.origin, bytes([PAINT]) * self.ram.nbytes)
         machine.reg_write(registers.UC_ARM_REG_SP, self.image.symbols["po_stack_top"])
         machine.emu_start(self.image.entry | 1, 0xFFFF_FFFE)
-        assert self.fault is None, self._told(*self.fault)
+        assert self.fault is None, self._fault_message(*self.fault)
 
     def _interrupt(self, machine: Any, number: int, data: object) -> None:
         registers = self.registers
