@@ -86,7 +86,7 @@ BROKEN = {
     ),
     "judged by nobody": (
         Block("unjudged", _too_dear, requires=("recompute",), restricts=False),
-        "adds energy_j to the model.*give it adds_j",
+        "adds energy_j to the model.*Give the block adds_j",
     ),
     "no judgement": (Block("silent", _nothing), "give it `refuses`"),
     "a lambda": (Block("local", _nothing, refuses=lambda trial: None), "pickle"),

@@ -540,7 +540,7 @@ def test_without_torch_one_message_says_how_to_get_it(missing: str) -> None:
                 print(error.exit_code, error)
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    message = f"6 {missing} is not installed; install it with: pip install 'poetopt[torch]'"
+    message = f"6 {missing} is not installed. Install it with: pip install 'poetopt[torch]'"
     assert run.stdout.splitlines()[0] == message, run.stderr
 
 

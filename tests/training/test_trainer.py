@@ -337,7 +337,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("adam", {"hyperparameters": {"beta1": 1.0}}, "--beta1 1: must be at least 0 and less than 1"),
     ("adam", {"hyperparameters": {"step": 3}}, "--step 3: the plan's optimizer is adam, which has lr, beta1"),
     ("sgd", {"weight_decay": -1.0}, "--weight-decay -1: must be 0 or more"),
-    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's optimizer is adam, .*; solve with --optimizer and --wi"),
+    ("adam", {"clip_norm": 1.0}, "--clip-norm 1: the plan's optimizer is adam, .*; solve with --optimizer and --cl"),
     (
         "none",
         {"momentum": 0.9},
