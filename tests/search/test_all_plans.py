@@ -159,7 +159,7 @@ KINDS: dict[str, dict[str, object]] = {
 def test_ends_of_a_step_are_planned(kind: str, formulation: str) -> None:
     problem = step(**KINDS[kind])
     if kind == "batch" and formulation == "poet":
-        with pytest.raises(FormulationError, match="'w' isn't. Leave out"):
+        with pytest.raises(FormulationError, match=r"'w' isn't\. Leave out"):
             po.solve(problem, ram=f"{problem.least_ram_bytes}B", formulation=formulation)
         return
     planned = 0
