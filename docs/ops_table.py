@@ -190,9 +190,7 @@ def emitted(own: list[Spec]) -> tuple[str, float]:
     workspace = 0.0
     for there in ("", "y0", "i0"):
         reads: set[str] = set()
-        with patch.object(
-            GraphBuilder, "kept", lambda builder, tensor, there=there: _keeps(builder, tensor, there)
-        ):
+        with patch.object(GraphBuilder, "kept", lambda builder, tensor, there=there: _keeps(builder, tensor, there)):
             for spec in own:
                 step = differentiate(graph_of(spec, "float32"), loss="none")
                 forward = next(o for o in step.operators if o.name == "op")
