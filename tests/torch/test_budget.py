@@ -443,7 +443,7 @@ def test_outputs_and_their_gradients_count() -> None:
     ("options", "said"),
     [
         ({"memory": "much"}, "memory"),
-        ({"memory": 0.4}, "did you mean"),
+        ({"memory": 0.4}, "Did you mean"),
         ({"memory": "50%", "backend": "eager"}, "Choose one of"),
         ({"memory": "50%", "time_limit": "soon"}, "time_limit"),
     ],
