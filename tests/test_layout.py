@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -148,3 +149,15 @@ def test_public_names_exist() -> None:
         assert name in dir(poetopt)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = poetopt.nothing
+
+
+DECODED = re.compile(r"(Gives|Says|Holds|Tells|What|Of|The same|Such|See)\b")
+"""Beginnings of summaries that have to be read twice."""
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun() -> None:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    for path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds) and (text := ast.get_docstring(node)):
+                assert not DECODED.match(text), f"{path}: {text.splitlines()[0]}"
