@@ -15,7 +15,7 @@ from poetopt.plan.instructions import Action, Plan
 from poetopt.plan.machine import Machine
 from poetopt.plan.simulate import simulate
 from poetopt.report.goals import clips
-from poetopt.report.layout import Exact, Row, answer, table
+from poetopt.report.layout import Exact, Row, Summary, answer
 from poetopt.search.diagnosis.minimum_budget import least_ram
 from poetopt.search.solution import Options
 from poetopt.search.tuning import WORK
@@ -177,7 +177,7 @@ def _kind(problem: Problem, tensor: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Inspection:
+class Inspection(Summary):
     """Contents of a model, and what its training needs.
 
     Attributes
@@ -226,23 +226,16 @@ class Inspection:
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
-    def __str__(self) -> str:
-        return self.text()
+    def title(self) -> str:
+        """Return the network's name."""
+        return str(self.contents["name"])
 
-    def text(self, *, verbose: bool | None = None, after: str = "") -> str:
-        """Return the summary for people: the answer in four lines, then the details.
-
-        Parameters
-        ----------
-        verbose
-            Whether it has every figure; by default what `--verbose` says.
-        after
-            What to do next, where a training step can be derived.
-        """
+    def rows(self, after: str | None = None) -> list[Row]:
+        """Return the rows of the summary; `after` is what to do next."""
         rows: list[Row] = []
         needs_of_step = self.needs
         if needs_of_step is not None:
-            rows += answer(self._fit(needs_of_step), self._cost(needs_of_step), needs_of_step.proof(), after)
+            rows += answer(self._fit(needs_of_step), self._cost(needs_of_step), needs_of_step.proof(), after or "")
         rows += self._unsupported_rows()
         if needs_of_step is not None:
             rows += _parts_rows(needs_of_step.problem)
@@ -254,7 +247,7 @@ class Inspection:
         rows += _content_rows(self.contents)
         notes = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in notes]
-        return table(str(self.contents["name"]), rows, verbose=verbose)
+        return rows
 
     def _fit(self, needs_of_step: Needs) -> str:
         text = f"store-all takes {show_bytes(needs_of_step.store_all_peak_bytes, 4)}, "

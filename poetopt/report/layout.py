@@ -125,6 +125,33 @@ def table(title: str, rows: Sequence[Row], width: int | None = None, *, verbose:
     return "\n".join(lines)
 
 
+class Summary:
+    """An answer that people read as a title above labelled rows: fit, cost, proof and what to do next come first."""
+
+    def title(self) -> str:
+        """Return what the answer is about, in a line."""
+        raise NotImplementedError
+
+    def rows(self, after: str | None = None) -> list[Row]:
+        """Return the rows; `after` is what to do next."""
+        raise NotImplementedError
+
+    def text(self, *, verbose: bool | None = None, after: str | None = None) -> str:
+        """Return the summary for people: the answer in four lines, then the details.
+
+        Parameters
+        ----------
+        verbose
+            Whether it has every figure; by default what `--verbose` says.
+        after
+            What to do next; by default the answer's own advice, if it has any.
+        """
+        return table(self.title(), self.rows(after), verbose=verbose)
+
+    def __str__(self) -> str:
+        return self.text()
+
+
 def columns(rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
     """Return rows of cells below each other; the last column is text, which continues under its own start."""
     width = terminal_width() if width is None else width

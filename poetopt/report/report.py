@@ -28,7 +28,7 @@ from poetopt.report.goals import (
     step_energy_j,
     taken_bytes,
 )
-from poetopt.report.layout import Row, table, visible
+from poetopt.report.layout import Row, Summary, visible
 from poetopt.report.page import frame, page
 from poetopt.report.proof import (
     exact_words,
@@ -63,7 +63,7 @@ OF_OVERLAP = ("hidden_s", "hidden_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class Report(Summary):
     """A problem, and the answer of the solve.
 
     `print(report)` and notebooks show the summary; `to_dict()` returns the object of `poetopt solve --json`.
@@ -214,21 +214,6 @@ class Report:
         if self.plan is None:
             document["total_ram_bytes"] = problem.beside_bytes + options.ram_bytes
         return {**document, "proof": proof_words(document), "proof_exact": exact_words(document)}
-
-    def __str__(self) -> str:
-        return self.text()
-
-    def text(self, *, verbose: bool | None = None, after: str | None = None) -> str:
-        """Return the summary for people: the answer in four lines, then the details.
-
-        Parameters
-        ----------
-        verbose
-            Whether it has every figure; by default what `--verbose` says.
-        after
-            What to do next; by default a call of Python.
-        """
-        return table(self.title(), self.rows(after), verbose=verbose)
 
     def _repr_html_(self) -> str:
         """Return the summary, and the page of `poetopt show` folded below it, for notebooks."""

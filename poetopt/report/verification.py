@@ -19,7 +19,7 @@ from poetopt.plan import codec
 from poetopt.plan.assemble import store_all_bytes
 from poetopt.plan.simulate import RELATIVE_TOLERANCE, Simulation
 from poetopt.report.goals import WholeTraining
-from poetopt.report.layout import Exact, Row, answer, table
+from poetopt.report.layout import Exact, Row, Summary, answer
 from poetopt.report.proof import kind_searched
 from poetopt.report.report import Report
 from poetopt.search.diagnosis.certificate import Certificate
@@ -103,7 +103,7 @@ class RecomputedProblem:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification(RecomputedProblem):
+class Verification(RecomputedProblem, Summary):
     """Findings on a plan file: its simulation, recomputed figures, and a certified bound if that was asked for.
 
     Attributes
@@ -165,21 +165,14 @@ class Verification(RecomputedProblem):
             "scope_certificate": None if self.of_scope is None else asdict(self.of_scope),
         }
 
-    def __str__(self) -> str:
-        return self.text()
+    def title(self) -> str:
+        """Return the network's name."""
+        return self.file.plan.problem.name
 
-    def text(self, *, verbose: bool | None = None, after: str = "") -> str:
-        """Return the summary for people: the answer in four lines, then the details.
-
-        Parameters
-        ----------
-        verbose
-            Whether it has every figure; by default what `--verbose` says.
-        after
-            What to do next.
-        """
+    def rows(self, after: str | None = None) -> list[Row]:
+        """Return the rows of the summary; `after` is what to do next."""
         simulation, budget = self.simulation, self.file.ram_bytes
-        rows: list[Row] = answer(self._fit(), self._cost(), self._proof(), after)
+        rows: list[Row] = answer(self._fit(), self._cost(), self._proof(), after or "")
         rows += [("differs", str(entry)) for entry in self.differs]
         if self.recomputed:
             rows.append(("model", self._model()))
@@ -196,7 +189,7 @@ class Verification(RecomputedProblem):
             rows.append(Exact(("computed again", f"{self._source()}: {'; '.join(self.recomputed)}")))
         if self.told:
             rows.append(Exact(("search says", f"{', '.join(self.told)}: nothing confirms them")))
-        return table(self.file.plan.problem.name, rows, verbose=verbose)
+        return rows
 
     def _fit(self) -> str:
         budget = "; the file names no budget"
