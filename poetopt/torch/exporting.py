@@ -25,6 +25,7 @@ from poetopt.util.errors import ModelError, OptionError
 from poetopt.util.files import write_atomically
 from poetopt.util.notes import listed
 from poetopt.util.progress import telling
+from poetopt.util.text import without_remedy
 
 if TYPE_CHECKING:
     import onnx
@@ -462,7 +463,7 @@ def _check_read(model: onnx.ModelProto, module: Any, batch: int | None) -> None:
     try:
         load(model, batch=batch)
     except ModelError as error:
-        first = str(error).removeprefix("<model>: ").partition("; ")[0].partition(". ")[0]
+        first = without_remedy(str(error).removeprefix("<model>: "))
         raise ModelError(
             f"{_class_name(module)}: the file of torch's exporter can't be read ({first}). Write that part of the "
             "module with other functions of torch."

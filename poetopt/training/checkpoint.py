@@ -25,6 +25,7 @@ from poetopt.backends.onnxruntime.execution import save_arrays
 from poetopt.plan.tables import number, told, whole_number
 from poetopt.util.errors import ModelError, OutputError, PlanError
 from poetopt.util.files import lock_file
+from poetopt.util.text import without_remedy
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -169,7 +170,7 @@ def _scan(folder: Path) -> tuple[dict[Path, Mapping[str, Any]], list[str]]:
                 _CHECKED[path] = fingerprint, _read_verified(path)
             complete[path] = _CHECKED[path][1]
         except ModelError as error:
-            fault = str(error).removeprefix(f"{path} ").removeprefix("is ").partition(";")[0].partition(". ")[0]
+            fault = without_remedy(str(error).removeprefix(f"{path} ").removeprefix("is "))
             faults.append(f"{path.name}: {fault}")
     return dict(sorted(complete.items(), key=lambda item: -item[1]["serial"])), faults
 
