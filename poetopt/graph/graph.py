@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -321,6 +321,11 @@ class Graph:
     def __repr__(self) -> str:
         size = f"{len(self.operators)} operators, {len(self.trained)} trained tensors"
         return f"<{type(self).__name__} {shown(self.name)}: {size}, opset {self.opset}>"
+
+    @cached_property
+    def memo(self) -> dict[object, Any]:
+        """Results of functions of this graph alone, each under that function's own key."""
+        return {}
 
     @cached_property
     def storage(self) -> Mapping[str, str]:

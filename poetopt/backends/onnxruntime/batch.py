@@ -288,7 +288,7 @@ def _choosing_uses(graph: Graph, name: str) -> list[tuple[str, int, object]]:
 
 def _uses(graph: Graph, name: str) -> tuple[tuple[Node, frozenset[int], bool], ...]:
     """Return the nodes that read `name`, directly, cast or transposed: as which operands, and whether in backward."""
-    cache: dict[str, tuple[tuple[Node, frozenset[int], bool], ...]] = vars(graph).setdefault("_uses", {})
+    cache: dict[str, tuple[tuple[Node, frozenset[int], bool], ...]] = graph.memo.setdefault(_uses, {})
     if name not in cache:  # every batch needs it
         cache[name] = tuple(_find_uses(graph, name))
     return cache[name]
