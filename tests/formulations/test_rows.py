@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poetopt.backends.solvers.solver import backend
 from poetopt.formulations import formulation
 from poetopt.formulations.language import Limits
 from poetopt.formulations.retention.enumeration import retention_space
@@ -24,14 +23,13 @@ from poetopt.plan.assemble import plan_of, schedule_of
 from poetopt.plan.schedule import Schedule
 from poetopt.plan.simulate import simulate
 from poetopt.plan.transfers import out_of_reach, plan_transfers
-from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import rederive
-from poetopt.search.run import Budget
 from poetopt.testing.exhaustive import decisions, valid
 from poetopt.util.errors import PoetError
 from tests.seeds import seeds
 from tests.support.points import FakePoint, activity, by_item
 from tests.support.problems import random_plan, random_problem, random_tight
+from tests.support.solvers import cut_rows
 
 RETENTION = formulation("retention")
 
@@ -92,13 +90,10 @@ def test_roundings_hold_wherever_the_row_does(
 
 def _rounded() -> tuple[object, Row]:
     """A model and a rounded row that its relaxation violated."""
-    retention = formulation("retention")
     for seed in range(200):
         problem, ram_bytes = random_tight(random.Random(seed), operators=7)
-        model = retention.build(problem, ram_bytes=ram_bytes)
-        session = backend("highs").open(model, threads=0, scale=1.0)
-        cut(retention, model, session, until=Budget.by_clock(math.inf), overhead_j=None, on_bound=lambda _: False)
-        for row in session.added:
+        model, rows = cut_rows(problem, ram_bytes)
+        for row in rows:
             if isinstance(row.key, Rounded):
                 return model, row
     raise AssertionError("no relaxation violated a rounding")

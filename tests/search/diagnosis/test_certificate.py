@@ -21,11 +21,9 @@ from poetopt.formulations.rows import PointLike, Row
 from poetopt.formulations.scope import ALL
 from poetopt.plan.assemble import store_all_bytes
 from poetopt.search import outer
-from poetopt.search.cutting import cut
 from poetopt.search.diagnosis.certificate import certify, rederive
 from poetopt.search.diagnosis.certified_nodes import exact_bound, grown
 from poetopt.search.diagnosis.solve import solve
-from poetopt.search.run import Budget
 from poetopt.search.solution import Options
 from poetopt.util.errors import FormulationError, PoetError
 from tests.formulations.retention.test_streaming import relaxed_rows
@@ -35,6 +33,7 @@ from tests.support.chains import chain
 from tests.support.closed import closed
 from tests.support.every_plan import least_overhead_j
 from tests.support.problems import random_tight
+from tests.support.solvers import cut_rows
 
 
 @pytest.mark.parametrize("seed", seeds(40))
@@ -227,13 +226,10 @@ def test_wrong_multipliers_only_weaken_the_bound(multipliers: list[float]) -> No
 
 
 def test_a_cut_without_one_of_its_terms_is_refused() -> None:
-    retention = formulation("retention")
     for seed in range(60):
         problem, ram_bytes = random_tight(random.Random(seed), operators=6)
-        model = retention.build(problem, ram_bytes=ram_bytes)
-        session = backend("highs").open(model, threads=0, scale=1.0)
-        cut(retention, model, session, until=Budget.by_clock(math.inf), overhead_j=None, on_bound=lambda _: False)
-        rows = [row for row in session.added if row.key is not None and row.variables]
+        model, added = cut_rows(problem, ram_bytes)
+        rows = [row for row in added if row.key is not None and row.variables]
         for row in rows:
             rederive(model, row)
         rows = [row for row in rows if isinstance(row.key, Chain)]
