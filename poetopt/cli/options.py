@@ -156,9 +156,10 @@ LOSS = (
         "Let gradients pass QuantizeLinear and DequantizeLinear where nothing is clipped (straight-through).",
     ),
 )  # fmt: skip
+OPTIMIZERS = "none|sgd|momentum|adam|adamw"
 UPDATES = (
     argument(
-        "optimizer", "none|sgd|momentum|adam|adamw",
+        "optimizer", OPTIMIZERS,
         "Update the parameters in the step, with lr and the like as inputs; none: the step ends with gradients.", None,
     ),
     Option("separate_updates", bool, False, "", "Make the updates operators of their own."),
@@ -258,7 +259,7 @@ TRAINING = (
     Option("momentum", _NUMBER, None, "M", "The momentum, if the optimizer has one.", None),
     Option("weight_decay", _NUMBER, None, "W", "The weight decay; default: the optimizer's.", None),
     Option(
-        "optimizer", _TEXT, None, "none|sgd|momentum|adam|adamw",
+        "optimizer", _TEXT, None, OPTIMIZERS,
         "The optimizer of the plan, which `solve --optimizer` sets.", None,
     ),
     Option("clip_norm", _NUMBER, None, "C", "Bound of the norm of all gradients, if the plan clips them.", None),
