@@ -151,7 +151,7 @@ def test_public_names_exist() -> None:
         _ = poetopt.nothing
 
 
-DECODED = re.compile(r"(Gives|Says|Holds|Tells|What|Of|The same|Such|See)\b")
+DECODED = re.compile(r"(Gives|Says|Holds|Tells|What|Of|The same|Such|See|Whether)\b")
 """Beginnings of summaries that have to be read twice."""
 
 

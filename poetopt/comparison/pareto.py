@@ -101,7 +101,7 @@ class Front:
 
     @property
     def least_is_proven(self) -> bool:
-        """Whether no schedule has less RAM than the first point."""
+        """Return whether no schedule has less RAM than the first point."""
         return self.least_ram_bytes == self.ram_bound_bytes
 
     def to_dict(self) -> dict[str, object]:

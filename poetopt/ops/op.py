@@ -222,7 +222,7 @@ class Op:
 
     @property
     def computes(self) -> bool:
-        """Whether it computes with its data."""
+        """Return whether it computes with its data."""
         return self.flops != 0
 
 

@@ -58,7 +58,7 @@ class Stored:
 
     @property
     def trained(self) -> bool:
-        """Whether it wants a gradient."""
+        """Return whether it wants a gradient."""
         return self.parameter and bool(self.tensor.requires_grad)
 
     def among(self, names: Mapping[str, object]) -> list[str]:

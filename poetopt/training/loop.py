@@ -76,7 +76,7 @@ class Position:
 
     @property
     def judged(self) -> bool:
-        """Whether the last completed epoch has been validated."""
+        """Return whether the last completed epoch has been validated."""
         return bool(self.validations) and self.validations[-1]["epoch"] == self.epoch
 
     def check(self, path: str, batches: int | None) -> None:

@@ -74,7 +74,7 @@ class RateSchedule:
 
     @property
     def needs_length(self) -> bool:
-        """Whether the rate depends on the total number of steps."""
+        """Return whether the rate depends on the total number of steps."""
         return self.kind == "cosine" or 0 < self.warmup < 1
 
     def rate(self, lr: float, step: int, epoch: int, steps: int) -> float:

@@ -53,7 +53,7 @@ class Predicted(Figures):
 
     @property
     def ok(self) -> bool:
-        """Whether these are the network's outputs."""
+        """Return whether these are the network's outputs."""
         return self.bit_identical and self.distance <= TOLERANCE * self.sensitivity
 
     def message(self, on: str) -> str:
@@ -135,17 +135,17 @@ class DeviceChecks(Checks):
 
     @property
     def close(self) -> bool:
-        """Whether the results are onnxruntime's, to rounding."""
+        """Return whether the results are onnxruntime's, to rounding."""
         raise NotImplementedError
 
     @property
     def linked_as_planned(self) -> bool:
-        """Whether the linked program has exactly the plan's bytes; True where that is unknown."""
+        """Return whether the linked program has exactly the plan's bytes; True where that is unknown."""
         return self.linked_ram_bytes in (None, self.planned_ram_bytes)
 
     @property
     def ok(self) -> bool:
-        """Whether the run passed all checks."""
+        """Return whether the run passed all checks."""
         predictions_ok = self.predicted is None or self.predicted.ok
         return super().ok and self.close and self.linked_as_planned and predictions_ok
 
@@ -200,7 +200,7 @@ class DeviceExecution(DeviceChecks):
 
     @property
     def close(self) -> bool:
-        """Whether the gradients are onnxruntime's, to rounding."""
+        """Return whether the gradients are onnxruntime's, to rounding."""
         return self.distance <= TOLERANCE * self.sensitivity and not self.far
 
     @property
@@ -260,7 +260,7 @@ class DeviceTraining(DeviceChecks):
 
     @property
     def finite(self) -> bool:
-        """Whether all losses and, after the last step, all values are finite."""
+        """Return whether all losses and, after the last step, all values are finite."""
         arrays = (*self.values.values(), *self.statistics.values())
         return all(map(math.isfinite, self.losses)) and all(
             np.isfinite(value).all() for value in arrays if value.dtype.kind == "f"
@@ -268,7 +268,7 @@ class DeviceTraining(DeviceChecks):
 
     @property
     def close(self) -> bool:
-        """Whether losses and parameters are finite, and onnxruntime's to rounding."""
+        """Return whether losses and parameters are finite, and onnxruntime's to rounding."""
         return self.finite and not self.far and max(self.distance, self.loss_distance) <= TOLERANCE * self.sensitivity
 
     @property

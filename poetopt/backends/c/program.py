@@ -219,7 +219,7 @@ class DeviceProgram:
 
     @property
     def tabled(self) -> bool:
-        """Whether rows of tables are paged one by one."""
+        """Return whether rows of tables are paged one by one."""
         return any(routine.tables for routine in self.routines)
 
     @property

@@ -95,7 +95,7 @@ class _Moved:
 
     @property
     def window(self) -> bool:
-        """Whether it goes through a window: chunks are contiguous bytes, or each piece has its own window."""
+        """Return whether it goes through a window: chunks are contiguous bytes, or each piece has its own window."""
         if self.rows or self.taken.picks:
             return False
         return self.taken.pieces == 1 or self.taken.rows is not None

@@ -46,7 +46,7 @@ class Target:
 
     @property
     def bare(self) -> bool:
-        """Whether it runs without an operating system: with poetopt's start-up and linker script."""
+        """Return whether it runs without an operating system: with poetopt's start-up and linker script."""
         return self.name != LINUX
 
 

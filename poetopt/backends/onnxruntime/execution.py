@@ -36,12 +36,12 @@ class Checks(Figures):
 
     @property
     def within_budget(self) -> bool:
-        """Whether the measured peak keeps the budget; True where it could not be measured."""
+        """Return whether the measured peak keeps the budget; True where it could not be measured."""
         return self.measured_peak_bytes is None or self.measured_peak_bytes <= self.budget_bytes
 
     @property
     def ok(self) -> bool:
-        """Whether the run passed all checks."""
+        """Return whether the run passed all checks."""
         return self.bit_identical is not False and self.within_budget
 
 
@@ -62,7 +62,7 @@ class BitComparison:
 
     @property
     def identical(self) -> bool:
-        """Whether all bits agree."""
+        """Return whether all bits agree."""
         return not self.different
 
     def joined(self, other: BitComparison) -> BitComparison:

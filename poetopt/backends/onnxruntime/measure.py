@@ -81,7 +81,7 @@ class Stopwatch:
 
     @property
     def counts(self) -> bool:
-        """Whether the system counts waiting. Read it before the clock is closed."""
+        """Return whether the system counts waiting. Read it before the clock is closed."""
         return self._file >= 0
 
     def waited(self) -> float:

@@ -169,7 +169,7 @@ class MatrixSession(ABC):
 
     @property
     def tightened(self) -> bool:
-        """Whether `tighten` has fixed any variable."""
+        """Return whether `tighten` has fixed any variable."""
         return bool(self._fixed)
 
     def tighten(self, cutoff: float) -> int:

@@ -188,7 +188,7 @@ class Session(Protocol):
 
     @property
     def tightened(self) -> bool:
-        """Whether `tighten` has fixed any variable."""
+        """Return whether `tighten` has fixed any variable."""
         ...
 
     def search(

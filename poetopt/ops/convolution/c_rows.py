@@ -37,7 +37,7 @@ class Geometry:
 
     @property
     def pointwise(self) -> bool:
-        """Whether it is a matrix product for each image."""
+        """Return whether it is a matrix product for each image."""
         one = self.kernel == (1, 1) and self.steps == (1, 1) and self.before == (0, 0)
         return one and self.groups == 1 and self.out == self.size
 

@@ -261,7 +261,7 @@ class WeightProblem:
 
     @property
     def plain(self) -> bool:
-        """Whether an image is its own unfolding."""
+        """Return whether an image is its own unfolding."""
         window = self.window
         padded = any(window.before) or any(window.declared_after)
         return window.taps == 1 and window.unit_stride and not padded

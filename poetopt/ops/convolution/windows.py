@@ -75,7 +75,7 @@ class Window:
 
     @property
     def unit_stride(self) -> bool:
-        """Whether the window moves by one on every axis."""
+        """Return whether the window moves by one on every axis."""
         return all(s == 1 for s in self.strides)
 
 

@@ -61,7 +61,7 @@ class _Activation:
 
     @property
     def of_sum(self) -> bool:
-        """Whether `slope` needs the sum."""
+        """Return whether `slope` needs the sum."""
         # for a negative alpha, y doesn't determine the sign of the sum
         return self.name in ("LeakyRelu", "ThresholdedRelu", "Elu") and self.alpha < 0
 

@@ -48,7 +48,7 @@ class _StepLoop:
 
     @property
     def fixed(self) -> bool:
-        """Whether the code is written for one number of steps of the outer loop."""
+        """Return whether the code is written for one number of steps of the outer loop."""
         return any(tiling.fixed for tiling in self.tilings)
 
     def loop(self, level: int) -> Loop:
