@@ -232,18 +232,13 @@ class Inspection(Summary):
 
     def rows(self, after: str | None = None) -> list[Row]:
         """Return the rows of the summary; `after` is what to do next."""
-        rows: list[Row] = []
-        needs_of_step = self.needs
-        if needs_of_step is not None:
-            rows += answer(self._fit(needs_of_step), self._cost(needs_of_step), needs_of_step.proof(), after or "")
-        rows += self._unsupported_rows()
-        if needs_of_step is not None:
-            rows += _parts_rows(needs_of_step.problem)
-            rows += needs_of_step.rows()
-            rows += _resident_rows(needs_of_step.problem, self.resident)
-            rows += [] if self.device is None else _device_rows(needs_of_step)
-            if self.paged is not None:
-                rows += _paged_rows(self.paged)
+        needs = self.needs
+        rows: list[Row] = self._unsupported_rows()
+        if needs is not None:
+            rows = [*answer(self._fit(needs), self._cost(needs), needs.proof(), after or ""), *rows]
+            rows += [*_parts_rows(needs.problem), *needs.rows(), *_resident_rows(needs.problem, self.resident)]
+            rows += [] if self.device is None else _device_rows(needs)
+            rows += [] if self.paged is None else _paged_rows(self.paged)
         rows += _content_rows(self.contents)
         notes = sorted(_list(self.contents.get("notes")), key=lambda note: not isinstance(note, Note))
         rows += [("note", str(note)) for note in notes]
