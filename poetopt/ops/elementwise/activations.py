@@ -84,7 +84,7 @@ declare("Softmax", op=softmax_op(
     flops=lambda c: c.x * (4 + EXP), evaluation=Steps.COUNTED, is_probability=True, range=(0.0, 1.0),
 ))  # fmt: skip
 declare("Softsign", op=elementwise_op(flops=3, range=(-1.0, 1.0)))
-declare("Swish", op=Op(flops=EXP + 5, workspace=kernels.expanded))
+declare("Swish", op=Op(flops=EXP + 5, workspace=partial(kernels.expanded, temporaries=2)))
 declare("Tanh", op=unary(flops=EXP + 5, range=(-1.0, 1.0), value=np.tanh))
 
 

@@ -65,7 +65,7 @@ declare("IsInf", "IsNaN", op=Op(flops=1, blocked=None))
 declare("Log", op=unary(flops=EXP, value=np.log, pole=0))
 declare("Max", op=variadic_op(in_place=(0, 1), range=behind.pair(lambda a, b: (max(a[0], b[0]), max(a[1], b[1])))))
 declare("Min", op=variadic_op(in_place=(0, 1), range=behind.pair(lambda a, b: (min(a[0], b[0]), min(a[1], b[1])))))
-declare("Mish", op=Op(flops=3 * EXP, workspace=kernels.expanded))
+declare("Mish", op=Op(flops=3 * EXP, workspace=partial(kernels.expanded, temporaries=2)))
 declare("Mod", op=elementwise_op(flops=1, attributes={"fmod": (0, 1)}, operands_check=checks.divisor))
 declare("Mul", op=arithmetic_op(
     keeps_scores=True, is_linear=True, range=behind.pair(behind.product), value=np.multiply, exact=True,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import poetopt as po
 from poetopt.backends.onnxruntime import Execution, execute, random_batch, save_results
@@ -31,6 +32,7 @@ from poetopt.plan.simulate import simulate
 from poetopt.util.errors import OptionError, OutputError, PlanError
 from tests.seeds import turns
 from tests.support.backends import NETWORKS, dropout, embedding, problem, problem_of, store_all
+from tests.support.frontends import floats, model_of
 from tests.support.problems import random_plan
 
 KEYS = {
@@ -70,6 +72,19 @@ def test_a_step_holds_no_more_than_the_plan_reserves(monkeypatch: pytest.MonkeyP
     assert kept.bit_identical
     assert kept.high_water_bytes is not None
     assert kept.high_water_bytes > kept.arena_bytes + reserve
+
+
+@pytest.mark.parametrize(("op", "opset"), [("HardSwish", 18), ("Mish", 18), ("Swish", 24)])
+def test_an_expanded_op_holds_no_more_than_its_reserve(op: str, opset: int) -> None:
+    """onnxruntime has no kernel for these: it runs several, whose temporaries are as large as the output."""
+    nodes = [
+        helper.make_node("Mul", ["x", "s"], ["k"]), helper.make_node(op, ["k"], ["h"]),
+        helper.make_node("ReduceMean", ["h", "axes"], ["m"], keepdims=0), helper.make_node("MatMul", ["m", "w"], ["y"]),
+    ]  # fmt: skip
+    weights = {"s": floats(24, 1, 1), "w": floats(24, 10), "axes": np.array([2, 3])}
+    model = model_of(nodes, {"x": [4, 24, 64, 64]}, ["y"], weights, opset=opset, ir_version=10)
+    report = po.solve(model, device="a72", ram="100%")
+    passed(po.execute(report))
 
 
 def test_the_step_that_time_is_compared_with_stores_all_and_computes_the_same() -> None:

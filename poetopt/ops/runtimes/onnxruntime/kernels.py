@@ -248,9 +248,9 @@ def statistics(c: Call) -> int:
     return (5 if c.integer("training_mode", 0) else 3) * _round_up(c.nbytes(1))
 
 
-def expanded(c: Call) -> int:
-    """Return the bytes of one output: the op is expanded into others."""
-    return _round_up(c.output().nbytes, PLANNED)
+def expanded(c: Call, temporaries: int = 1) -> int:
+    """Return the bytes of so many outputs: the op is expanded into one operator more than that."""
+    return temporaries * _round_up(c.output().nbytes, PLANNED)
 
 
 def mean_variance(c: Call) -> int:
